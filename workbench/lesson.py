@@ -153,7 +153,10 @@ def _reference(record: Record, records: Sequence[Record]) -> Record:
     """What a record is compared with: the baseline of its seed, else the first of its seed."""
     seed = record.recipe_settings.get("seed")
     alike = [other for other in records if other.recipe_settings.get("seed") == seed]
-    return min(alike, key=lambda other: other.label != BASELINE)
+    for other in alike:
+        if other.label == BASELINE:
+            return other
+    return alike[0]
 
 
 def _mib(size_bytes: int | None) -> float | None:

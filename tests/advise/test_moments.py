@@ -10,7 +10,9 @@ MESSAGE = "torch.OutOfMemoryError: CUDA out of memory."
 
 
 def traceback(*functions):
-    frames = [f'  File "/site-packages/x.py", line {n}, in {name}\n    x()' for n, name in enumerate(functions)]
+    frames = [
+        f'  File "/site-packages/torch/optim/x.py", line {n}, in {name}\n    x()' for n, name in enumerate(functions)
+    ]
     return "\n".join(["Traceback (most recent call last):", *frames, MESSAGE])
 
 
@@ -36,6 +38,12 @@ def test_ipython_and_rich_write_frames_otherwise():
     assert "evaluated" in moment_of(f"File /x/trainer.py:3051, in Trainer.evaluate(self, rows)\n{MESSAGE}")
     assert "evaluated" in moment_of(f"│ /x/trainer.py:3051 in evaluate │\n{MESSAGE}")
     assert "saving" in moment_of(f"/x/trainer.py in save_model(self)\n{MESSAGE}")
+
+
+def test_a_programs_own_step_is_not_the_optimizers():
+    own = traceback("main", "step", "forward").replace("torch/optim", "model")
+    assert "forward pass" in moment_of(own)
+    assert moment_of(traceback("step").replace("torch/optim", "model")) == ""
 
 
 def test_lines_of_code_are_no_frames_and_later_tracebacks_are_another_matter():

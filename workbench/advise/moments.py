@@ -9,7 +9,7 @@ STEPPING = ("The first step", "Later, or more than before")
 AROUND = ("Evaluating, saving, resuming, running again",)
 
 # a frame as Python, IPython and rich write it: `trainer.py", line 9, in train`, `trainer.py:9, in Trainer.train(`
-FRAME = re.compile(r"\.py\"?(?:, line \d+|:\d+)?,? in ([\w.]+)")
+FRAME = re.compile(r"([^\s\"]*)\.py\"?(?:, line \d+|:\d+)?,? in ([\w.]+)")
 MESSAGE = re.compile(r"out\s+of\s+memory|not enough memory", re.IGNORECASE)
 TRACEBACK = "Traceback (most recent call last)"
 
@@ -60,7 +60,12 @@ def moment_of(text: str) -> str:
     """Of the first message in a text and the traceback before it: what was being done, and where the page of symptoms
     goes on from there. Empty, where no traceback says it."""
     before = MESSAGE.split(text, maxsplit=1)[0].rpartition(TRACEBACK)[2]
-    functions = {frame.rpartition(".")[2] for frame in FRAME.findall(before)}
+    functions = set()
+    for path, name in FRAME.findall(before):
+        function = name.rpartition(".")[2]
+        # what a program of its own calls a step may be a whole pass
+        if function != "step" or "optim" in path:
+            functions.add(function)
     for moment in MOMENTS:
         if moment.functions & functions:
             sections = ", or, if it ran for a while, ".join(f"“{section}”" for section in moment.sections)
