@@ -26,7 +26,7 @@ from try_wheel import PLATFORMS, published  # noqa: E402
 
 PACKAGE, NOTEBOOKS = ROOT / "workbench", ROOT / "notebooks"
 ROOMS = {
-    "base", "models", "texts", "techniques", "measure", "training", "journal", "ranks", "gpus", "prediction", "advise",
+    "base", "models", "texts", "techniques", "measure", "training", "journal", "gpus", "prediction", "advise",
     "export", "fit", "lessons", "widgets",
 }  # fmt: skip
 FILES_BESIDE_THE_ROOMS = {
@@ -34,7 +34,6 @@ FILES_BESIDE_THE_ROOMS = {
     "__main__",
     "errors",
     "lesson",
-    "options",
     "recipe",
 }
 

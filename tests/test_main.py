@@ -15,9 +15,9 @@ import torch
 from workbench import __main__ as main_module
 from workbench import __version__
 from workbench.__main__ import main
+from workbench.base.command_line import COMMANDS
 from workbench.base.device import Device
 from workbench.journal.record import Status, read_all
-from workbench.options import COMMANDS
 from workbench.recipe import as_command
 from workbench.techniques import REGISTRY, Lora
 from workbench.training.trainer import SeamTrainer

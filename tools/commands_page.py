@@ -1,6 +1,7 @@
 """Write docs/commands.md, the page of the command line, from the parser: `python tools/commands_page.py`.
 
-Run it after a change of `workbench/commands.toml`, of a recipe's fields or of a command's docstring; a test compares.
+Run it after a change of `workbench/base/commands.toml`, of a recipe's fields or of a command's docstring: a test
+compares.
 """
 
 import argparse
@@ -9,8 +10,8 @@ import re
 from pathlib import Path
 
 from workbench import __main__ as command_line
+from workbench.base.command_line import COMMANDS
 from workbench.gpus.catalogue import GPUS
-from workbench.options import COMMANDS
 from workbench.techniques import REGISTRY
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"

@@ -14,8 +14,8 @@ import pandas as pd
 from workbench import Recipe, predict
 from workbench.base.categories import format_bytes
 from workbench.base.errors import WorkbenchError
-from workbench.ranks.shards import SHARDS
 from workbench.techniques import parse_technique
+from workbench.training.ranks.shards import SHARDS
 
 MODELS, RANKS, GPU = ("gpt2", "gpt2-medium", "gpt2-xl"), (1, 2, 4, 8), "h100"
 BATCH, LENGTH = 8, 1024  # of one rank

@@ -21,10 +21,10 @@ from workbench.lessons import plots as plots
 from workbench.measure.meter import Meter as Meter
 from workbench.prediction.predict import predict as predict
 from workbench.prediction.prediction import Prediction as Prediction
-from workbench.ranks.launch import run_on_ranks as run_on_ranks
 from workbench.recipe import Recipe as Recipe
 from workbench.recipe import read_recipe as read_recipe
 from workbench.training.preview import show as show
+from workbench.training.ranks.launch import run_on_ranks as run_on_ranks
 from workbench.training.run import run as run
 from workbench.widgets.playground import Playground as Playground
 

@@ -43,13 +43,13 @@ from typing import Any
 
 import workbench
 from workbench.base.categories import format_bytes
+from workbench.base.command_line import Parser, parser_of, print_visibly, without_program
 from workbench.base.device import Device, check_device
 from workbench.base.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, needed_extra, visible
 from workbench.base.paths import check_writable, git_commit, runs_folder, versions
 from workbench.gpus.catalogue import GPUS, device_name
 from workbench.gpus.emulator.card import emulated_card
 from workbench.models.source import locate, locate_config
-from workbench.options import Parser, parser_of, print_visibly, without_program
 from workbench.prediction.phases import Habits
 from workbench.recipe import FILE, parse_recipe, recipe_options
 from workbench.techniques import REGISTRY, technique

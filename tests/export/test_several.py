@@ -25,7 +25,6 @@ from workbench.export.several import accelerate_configuration, save_script
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import place
 from workbench.gpus.emulator.launch import environment
-from workbench.ranks.shards import SHARDS, Ranks
 from workbench.recipe import Recipe
 from workbench.techniques import (
     GradientAccumulation,
@@ -34,6 +33,7 @@ from workbench.techniques import (
     Qlora,
     StepInBackward,
 )
+from workbench.training.ranks.shards import SHARDS, Ranks
 from workbench.training.run import run
 
 SHARDED = [name for name, row in SHARDS.items() if row["engine"] == "fsdp"]

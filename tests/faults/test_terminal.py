@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from workbench.__main__ import main
 from workbench.base.categories import Category
+from workbench.base.command_line import print_visibly
 from workbench.base.errors import ConfigurationError, OutOfMemoryError, visible
 from workbench.journal.record import Record, Status
-from workbench.options import print_visibly
 from workbench.recipe import Recipe
 from workbench.techniques import Lora
 

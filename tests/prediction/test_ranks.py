@@ -17,10 +17,10 @@ from workbench.base.errors import ConfigurationError
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator.launch import environment
 from workbench.prediction.predict import EMULATOR, SHADOW
-from workbench.ranks.launch import get_free_port
 from workbench.recipe import Recipe
 from workbench.techniques import parse_technique
 from workbench.texts.corpus import HELD_OUT_TOKENS
+from workbench.training.ranks.launch import get_free_port
 
 TINY = Recipe(model="gpt2-tiny", effective_batch_size=12, sequence_length=32, steps=2)
 SMALL = Recipe(model="random:gpt2", effective_batch_size=4, sequence_length=256, steps=3)
@@ -35,7 +35,7 @@ import json, os, sys, time
 from functools import wraps
 from pathlib import Path
 import torch, torch.distributed as dist
-from workbench.ranks.run import run_as_rank
+from workbench.training.ranks.run import run_as_rank
 from workbench.recipe import Recipe
 
 def waiting(send):

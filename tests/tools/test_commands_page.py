@@ -2,8 +2,8 @@
 
 import commands_page
 
+from workbench.base.command_line import COMMANDS
 from workbench.gpus.catalogue import GPUS
-from workbench.options import COMMANDS
 
 
 def test_the_committed_page_is_what_the_tool_writes():

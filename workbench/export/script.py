@@ -24,13 +24,13 @@ from workbench.models.family import family_of, on_meta
 from workbench.models.known import PUBLISHED
 from workbench.models.load import BUILT
 from workbench.models.source import RANDOM, ModelSource, is_gpt2
-from workbench.ranks.shards import Ranks, shared
 from workbench.recipe import Recipe
 from workbench.techniques.base import Arguments, Call
 from workbench.texts import corpus
 from workbench.texts.readers import split_name
 from workbench.training.arguments import check_optimizer, training_arguments
 from workbench.training.job import Job, Material, prepare, read_material
+from workbench.training.ranks.shards import Ranks, shared
 from workbench.training.world import World
 
 TEMPLATE = '''

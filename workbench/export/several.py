@@ -14,9 +14,9 @@ from workbench.base.device import pick_device
 from workbench.base.errors import ConfigurationError
 from workbench.export.script import script
 from workbench.models.family import on_meta
-from workbench.ranks.shards import SHARDS, Ranks
-from workbench.ranks.zero import configuration
 from workbench.recipe import Recipe
+from workbench.training.ranks.shards import SHARDS, Ranks
+from workbench.training.ranks.zero import configuration
 
 SCRIPT = "train.py"
 CONFIGURATION = "accelerate.yaml"

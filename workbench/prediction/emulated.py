@@ -46,10 +46,10 @@ from workbench.prediction.rows import (
 )
 from workbench.prediction.shadow.replay import maker_at
 from workbench.prediction.shadow.tracker import ShadowTracker
-from workbench.ranks.run import RankMeter, part_of
-from workbench.ranks.shards import Ranks
 from workbench.recipe import Recipe
 from workbench.training.job import Job
+from workbench.training.ranks.run import RankMeter, part_of
+from workbench.training.ranks.shards import Ranks
 from workbench.training.trainer import SeamTrainer
 
 DEVICE = torch.device("cuda")

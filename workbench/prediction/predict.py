@@ -25,8 +25,8 @@ from workbench.models.source import EMBEDDED, check_positions, known_positions
 from workbench.prediction import cache as prediction_cache
 from workbench.prediction.prediction import Answer, Prediction
 from workbench.prediction.worker import SECONDS, ask_card, ask_shadow, predict_on_card, start_card, start_shadow
-from workbench.ranks.shards import Ranks, ranks_for
 from workbench.recipe import Recipe
+from workbench.training.ranks.shards import Ranks, ranks_for
 
 __all__ = ["CPU", "EMULATOR", "ENGINES", "SHADOW", "Prediction", "engine_for", "predict", "predict_all"]
 

@@ -15,7 +15,7 @@ from workbench.recipe import Recipe
 
 if TYPE_CHECKING:
     from workbench.measure.timeline import TensorTimeline
-    from workbench.ranks.shards import Ranks
+    from workbench.training.ranks.shards import Ranks
 
 
 BAR_WIDTH = 40

@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 from workbench.base.patches import changed_environment
 from workbench.base.patches.deepspeed import messages_kept_until_waited_for
-from workbench.ranks.shards import Ranks
-from workbench.ranks.zero import forget, let_go, set_accelerator
+from workbench.training.ranks.shards import Ranks
+from workbench.training.ranks.zero import forget, let_go, set_accelerator
 
 # what PyTorch and accelerate ask for
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -18,13 +18,13 @@ from workbench.base.errors import ConfigurationError
 from workbench.measure.meter import Meter
 from workbench.models.load import BUILT, load_config, load_tokenizer, quiet, settled
 from workbench.models.source import ModelSource, locate_config
-from workbench.ranks.shards import Ranks, shared
-from workbench.ranks.zero import trainer_of
 from workbench.recipe import BALANCED, STRATEGY, Recipe
 from workbench.texts import corpus
 from workbench.texts.corpus import Blocks
 from workbench.training.arguments import EPOCHS, argument_values, check_optimizer, training_arguments
 from workbench.training.job import Job, Material, check_model, own_examples, prepare
+from workbench.training.ranks.shards import Ranks, shared
+from workbench.training.ranks.zero import trainer_of
 from workbench.training.trainer import SeamTrainer, assemble
 from workbench.training.world import World
 

@@ -18,7 +18,7 @@ from workbench.training.world import ALONE
 
 if TYPE_CHECKING:
     from workbench.prediction.phases import Habits, Life
-    from workbench.ranks.shards import Ranks
+    from workbench.training.ranks.shards import Ranks
 
 MODULES = ("workbench.prediction.shadow.step", "workbench.prediction.shadow.replay")
 ON_CARD = ("workbench.prediction.emulated",)

@@ -1,7 +1,7 @@
 """Where a run takes place, and what is kept of it while it goes on.
 
 The story of a run (`workbench.training.execute`) does not know where it is told. A place loads the model, finds the
-checkpoint to go on from, and keeps the record; several ranks do each of these otherwise (`workbench.ranks.run`).
+checkpoint to go on from, and keeps the record; several ranks do each of these otherwise (`ranks.run`).
 """
 
 import math

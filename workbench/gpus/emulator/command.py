@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from workbench.base.arguments import add_option
 from workbench.base.categories import parse_bytes
+from workbench.base.command_line import COMMANDS, add_option
 from workbench.base.errors import WorkbenchError
-from workbench.base.paths import PACKAGE, beside, versions
+from workbench.base.paths import versions
 from workbench.gpus.catalogue import GPUS
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.card import with_memory
@@ -50,7 +50,7 @@ def emulate_as_asked(args: argparse.Namespace) -> tuple[Emulation | str, int]:
 
 def emulate_by_itself(arguments: Sequence[str] | None = None) -> int:
     """The whole command line of the emulator alone. Returns its exit code."""
-    row = beside(str(PACKAGE / "__init__.py"), "commands.toml")["emulate"]
+    row = COMMANDS["emulate"]
     parser = argparse.ArgumentParser(prog="emulate-gpu", description=row["help"], usage=row["usage"])
     parser.add_argument("--version", action="version", version=_version())
     for option, fields in row["takes"].items():

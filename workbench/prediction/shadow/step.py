@@ -41,10 +41,10 @@ from workbench.prediction.shadow.attention import choose_backend
 from workbench.prediction.shadow.patches import cuda_choices, make_fake, scale_losses, traceable
 from workbench.prediction.shadow.trace import Trace, foreseen
 from workbench.prediction.shadow.tracker import ShadowTracker
-from workbench.ranks.run import RankMeter
-from workbench.ranks.shard import fully_sharded, mesh_of
-from workbench.ranks.shards import SHARDS, Ranks
 from workbench.recipe import Recipe
+from workbench.training.ranks.run import RankMeter
+from workbench.training.ranks.shard import fully_sharded, mesh_of
+from workbench.training.ranks.shards import SHARDS, Ranks
 from workbench.training.trainer import SeamTrainer, count_padding, row_lengths
 
 DEVICE = torch.device("cpu")  # plays the GPU

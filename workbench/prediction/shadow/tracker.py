@@ -20,7 +20,7 @@ from workbench.measure.tracker import Storage, StorageTracker, wrapped
 from workbench.prediction.shadow.kernels import IN_FP32, MATRIX_PRODUCTS, NO_KERNEL, ORDERS, bytes_before
 from workbench.prediction.shadow.reductions import Reduction, reduction_of
 from workbench.prediction.shadow.trace import Trace
-from workbench.ranks.shard import ResizableTracker
+from workbench.training.ranks.shard import ResizableTracker
 
 DEVICE_OF: Any = torch.ops.prim.device.default
 # compiler shut out no more, as PyTorch 2.11 does

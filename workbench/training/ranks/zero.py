@@ -21,8 +21,8 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from workbench.base.categories import Category, Phase
 from workbench.base.device import emulated
 from workbench.base.patches import deepspeed as patches
-from workbench.ranks.shards import SHARDS
-from workbench.ranks.trainer import RankTrainer
+from workbench.training.ranks.shards import SHARDS
+from workbench.training.ranks.trainer import RankTrainer
 
 AUTO = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 BF16 = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}

@@ -20,9 +20,9 @@ from workbench.gpus.emulator.card import emulated_card
 from workbench.gpus.emulator.launch import INSIDE, environment
 from workbench.journal import store
 from workbench.journal.record import Record, Status, read_all
-from workbench.ranks.run import run_as_rank
-from workbench.ranks.shards import ranks_for
 from workbench.recipe import Recipe
+from workbench.training.ranks.run import run_as_rank
+from workbench.training.ranks.shards import ranks_for
 from workbench.training.world import refuse_several_ranks
 
 TERMINAL = 2  # standard error, to which the first rank writes; the others into files

@@ -1,4 +1,4 @@
-"""The options of the command line: a parser made of `commands.toml`, whose errors name the nearest that is known."""
+"""The command line: a parser made of `commands.toml`, whose errors name the nearest that is known."""
 
 import argparse
 import inspect
@@ -6,10 +6,11 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from workbench.base.arguments import add_option
+from workbench.base.categories import ungrouped
 from workbench.base.errors import ConfigurationError, visible
 from workbench.base.paths import beside
 from workbench.base.settings import unknown
@@ -74,6 +75,15 @@ def parser_of(
     return parser
 
 
+def add_option(parser: argparse.ArgumentParser, option: str, **fields: Any) -> None:
+    """Add one; its fields are those of `add_argument`, the type by its name in `TYPES`."""
+    if "type" in fields:
+        fields["type"] = TYPES[fields["type"]]
+    if isinstance(fields.get("metavar"), list):
+        fields["metavar"] = tuple(fields["metavar"])
+    parser.add_argument(*option.split(), **fields)
+
+
 def without_program(arguments: list[str]) -> tuple[list[str], list[str]]:
     """The arguments of the command line, and the program that `plan` is given behind `--`, whose options are its."""
     if arguments[:1] != ["plan"] or "--" not in arguments:
@@ -90,6 +100,38 @@ def _add_recipe(parser: argparse.ArgumentParser, recipe_options: Mapping[str, tu
             # a field's own name is taken, too
             both = dict.fromkeys((option, f"--{name.replace('_', '-')}"))
             parser.add_argument(*both, dest=name, metavar="X", help=help_text)
+
+
+def _at_least(least: int, number: type = int) -> Callable[[str], Any]:
+    """A reader of texts that are a number of at least this."""
+
+    def read(text: str) -> Any:
+        with suppress(ValueError):
+            value = number(ungrouped(text))
+            if value >= least:
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r:.90} is not a number of at least {least}.")
+
+    return read
+
+
+def _share(text: str) -> float:
+    """`all`, `none`, or a number between them."""
+    with suppress(ValueError):
+        share = float({"all": "1", "none": "0"}.get(text, text))
+        if 0 <= share <= 1:
+            return share
+    raise argparse.ArgumentTypeError(f"{text!r:.90} is not all, none or a share between 0 and 1.")
+
+
+# what an option's `type` in commands.toml reads
+TYPES: dict[str, Callable[[str], Any]] = {
+    "count": _at_least(1),
+    "number": _at_least(0),
+    "seconds": _at_least(0, float),
+    "path": Path,
+    "share": _share,
+}
 
 
 class Parser(argparse.ArgumentParser):

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from workbench.base.categories import Category
 from workbench.base.patches import replaced
 from workbench.base.patches.accelerate import all_batches_for_every_rank, nothing_gathered, prepare_models_with
-from workbench.ranks.shards import shared
+from workbench.training.ranks.shards import shared
 from workbench.training.trainer import SeamTrainer
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from workbench.ranks.run import run_as_rank
 from workbench.recipe import read_recipe
+from workbench.training.ranks.run import run_as_rank
 
 place = Path(sys.argv[1])
 dist.init_process_group("gloo")

@@ -20,13 +20,13 @@ from workbench.base.patches import changed_environment
 from workbench.journal import store
 from workbench.journal.record import Record, Status
 from workbench.measure.meter import MemoryReport, Meter
-from workbench.ranks import zero
-from workbench.ranks.shard import ResizableTracker, fully_sharded, gathered, mesh_of, whole
-from workbench.ranks.shards import Ranks
-from workbench.ranks.world import from_all, from_first, join
 from workbench.recipe import Recipe
 from workbench.training.job import Job, prepare
 from workbench.training.place import Place, load_for
+from workbench.training.ranks import zero
+from workbench.training.ranks.shard import ResizableTracker, fully_sharded, gathered, mesh_of, whole
+from workbench.training.ranks.shards import Ranks
+from workbench.training.ranks.world import from_all, from_first, join
 from workbench.training.run import executed
 from workbench.training.trainer import SeamTrainer
 

@@ -13,10 +13,10 @@ import pytest
 from workbench.base.errors import ConfigurationError, OutOfMemoryError, UnavailableError
 from workbench.base.paths import ROOT
 from workbench.journal.record import read_all
-from workbench.ranks.launch import run_on_ranks
-from workbench.ranks.shards import Ranks, shared
 from workbench.recipe import Recipe, as_toml
 from workbench.techniques import GradientAccumulation, StepInBackward, technique
+from workbench.training.ranks.launch import run_on_ranks
+from workbench.training.ranks.shards import Ranks, shared
 
 COMMAND = [sys.executable, "-m", "workbench", "run"]
 ANY = Recipe(model="gpt2-tiny")
@@ -122,7 +122,7 @@ REFUSED = (
 
 
 def test_what_cannot_be_is_refused_before_anything_is_started(subtests, monkeypatch, runs_folder):
-    monkeypatch.setattr("workbench.ranks.launch.start", lambda *_, **__: pytest.fail("it was started"))
+    monkeypatch.setattr("workbench.training.ranks.launch.start", lambda *_, **__: pytest.fail("it was started"))
     for ask, message in REFUSED:
         with subtests.test(message=message), pytest.raises(ConfigurationError, match=message):
             ask()
@@ -130,7 +130,7 @@ def test_what_cannot_be_is_refused_before_anything_is_started(subtests, monkeypa
 
 
 def test_without_deepspeed_it_says_what_to_install(monkeypatch, runs_folder):
-    monkeypatch.setattr("workbench.ranks.shards.find_spec", lambda name: None)
+    monkeypatch.setattr("workbench.training.ranks.shards.find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match="shard: zero3 needs deepspeed. Install it with: pip install"):
         run_on_ranks(ANY, ranks=2, shard="zero3", device="cpu")
     assert not read_all(runs_folder)

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from workbench.base.paths import ROOT
 from workbench.journal.record import read_all
-from workbench.ranks.launch import run_on_ranks
 from workbench.recipe import as_toml
 from workbench.techniques import (
     ActivationOffloading,
@@ -24,6 +23,7 @@ from workbench.techniques import (
     MixedPrecision,
     Padding,
 )
+from workbench.training.ranks.launch import run_on_ranks
 from workbench.training.run import run
 
 pytestmark = pytest.mark.dear

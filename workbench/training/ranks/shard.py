@@ -16,7 +16,7 @@ from workbench.base.categories import Category
 from workbench.base.patches.torch import operations_tried_unseen, storages_resized_by
 from workbench.measure.allocators import parts
 from workbench.measure.tracker import Storage, StorageTracker
-from workbench.ranks.shards import SHARDS
+from workbench.training.ranks.shards import SHARDS
 
 RESIZE = torch.UntypedStorage.resize_
 
