@@ -262,6 +262,22 @@ def test_what_finds_no_room_is_what_a_larger_card_of_its_kind_says_and_so_is_the
     assert small.cure.startswith(said)
 
 
+class Boundless(GPT2LMHeadModel):
+    def forward(self, input_ids=None, **others):
+        torch.empty(2**44, dtype=torch.uint8, device=input_ids.device)
+        return super().forward(input_ids=input_ids, **others)
+
+
+@pytest.mark.dear
+def test_what_no_card_has_room_for_is_said_in_the_words_of_a_trainer(tmp_path):
+    if not place.is_set_up():
+        pytest.skip("the emulated GPU is not set up")
+    trainer = trainer_of(tmp_path)
+    trainer.model.__class__ = Boundless
+    with pytest.raises(ConfigurationError, match="this Trainer needs more than 8192 GiB.*Lower per_device_train"):
+        WillItFit(trainer, gpu="t4").predict()
+
+
 def large_trainer(folder):
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=2))
     ids = [[1] * 256] * 32

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.gpus.caching_allocator import KIB, MIB, CachingAllocator, OutOfCapacity, round_size, segment_size
+from workbench.gpus.caching_allocator import CachingAllocator, OutOfCapacity, round_size, segment_size
+from workbench.gpus.catalogue import KIB, MIB
 
 
 def numbers(allocator):

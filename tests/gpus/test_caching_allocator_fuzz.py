@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from workbench.gpus.caching_allocator import KIB, MIB, CachingAllocator, OutOfCapacity
-from workbench.gpus.catalogue import gpu
+from workbench.gpus.caching_allocator import CachingAllocator, OutOfCapacity
+from workbench.gpus.catalogue import KIB, MIB, gpu
 from workbench.gpus.emulator import place
 from workbench.gpus.emulator.call import PROCESSES, call_on
 

@@ -13,8 +13,7 @@ from workbench.base.categories import format_bytes, parse_bytes
 from workbench.base.device import emulated
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.fit import any_training
-from workbench.gpus.caching_allocator import ENOUGH_BYTES
-from workbench.gpus.catalogue import Gpu, of_device
+from workbench.gpus.catalogue import ENOUGH_BYTES, Gpu, of_device
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator import place
 from workbench.gpus.emulator.card import DEVICE, with_memory

@@ -42,14 +42,13 @@ from workbench.fit.candidates import offered, sets_of, sizes_of
 from workbench.fit.edit import edits_of
 from workbench.fit.places import places_of
 from workbench.fit.results import batches_in_words
-from workbench.gpus.catalogue import Gpu, of_device
+from workbench.fit.search import STEPS
+from workbench.gpus.catalogue import ENOUGH_BYTES, Gpu, of_device
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator import card, padding
 from workbench.gpus.emulator.call import call_on
 from workbench.measure.allocators import allocator_for
 from workbench.models.load import quiet
-from workbench.prediction.emulated import with_room
-from workbench.prediction.rows import STEPS
 from workbench.techniques import Technique
 
 SECONDS = 300.0  # for a training of a few steps there
@@ -397,7 +396,13 @@ def train_there(gpu: Gpu, payload: Payload, changes: Sequence[Technique] = ()) -
     """What a Trainer that was sent, with changes, has needed of the card that this process sees; of one like it with
     more memory, where that is too small."""
     with changed_environment({card.VARIABLE: card.variable(gpu), padding.VARIABLE: ""}):
-        return with_room(gpu, partial(_train, payload, changes))
+        try:
+            return card.with_room(gpu, partial(_train, payload, changes))
+        except torch.OutOfMemoryError:
+            raise ConfigurationError(
+                f"WillItFit: a step of this Trainer needs more than {format_bytes(ENOUGH_BYTES)}, which no GPU has. "
+                "Lower per_device_train_batch_size, or the length of its rows."
+            ) from None
 
 
 def _train(payload: Payload, changes: Sequence[Technique]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import Any
 
-KIB = 2**10
-MIB = 2**20
+from workbench.gpus.catalogue import ENOUGH_BYTES, MIB
+
 SMALLEST_BLOCK_BYTES = 512  # kMinBlockSize: every request is rounded up to a multiple
 SMALL_REQUEST_BYTES = 1 * MIB  # kSmallSize: the largest request of the small pool
 SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
@@ -22,7 +22,6 @@ SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
 LARGE_SEGMENT_BYTES = 20 * MIB
 OWN_SEGMENT_BYTES = 10 * MIB  # kMinLargeAlloc: from here on, a request gets a segment of its own
 SEGMENT_STEP_BYTES = 2 * MIB  # kRoundLarge: whose size is a multiple of this
-ENOUGH_BYTES = 2**43  # more than any GPU has
 
 
 class OutOfCapacity(Exception):  # noqa: N818  # what happened, in the words of a planner, not a fault

@@ -29,6 +29,7 @@ KIB = 2**10
 MIB = 2**20
 GIB = 2**30
 CONTEXT_BYTES_ESTIMATE = 512 * MIB
+ENOUGH_BYTES = 2**43  # more than any GPU has
 # what is written around the name of a card: who sells it, and how it is built in
 AROUND = re.compile(
     r"\b(nvidia|geforce|tesla|sxm\d?|pcie|hbm\d\w?|gpu|generation|blackwell|(workstation|server) edition)\b"

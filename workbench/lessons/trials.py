@@ -11,7 +11,8 @@ from typing import Any
 
 from workbench.base.categories import Phase, format_bytes
 from workbench.base.garbage import collect_garbage
-from workbench.gpus.caching_allocator import MIB, CachingAllocator, OutOfCapacity
+from workbench.gpus.caching_allocator import CachingAllocator, OutOfCapacity
+from workbench.gpus.catalogue import MIB
 from workbench.lessons.cards import predict_known
 from workbench.recipe import Recipe
 from workbench.techniques import parse_technique

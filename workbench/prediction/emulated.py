@@ -7,11 +7,11 @@ process under the emulator, where torch sees the card as `cuda`.
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel, TrainerCallback
@@ -20,10 +20,7 @@ from transformers.initialization import no_init_weights
 from workbench.base.categories import Category, format_bytes
 from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError, explained
-from workbench.base.patches import changed_environment
-from workbench.gpus.caching_allocator import ENOUGH_BYTES
-from workbench.gpus.catalogue import Gpu
-from workbench.gpus.emulator import card
+from workbench.gpus.catalogue import ENOUGH_BYTES, Gpu
 from workbench.gpus.emulator.padding import announce_padding
 from workbench.measure.allocators import allocator_for
 from workbench.measure.meter import Meter
@@ -55,23 +52,6 @@ from workbench.training.trainer import SeamTrainer
 DEVICE = torch.device("cuda")
 HOST_STEP = torch.ops.aten._fused_adamw_.default
 ZEROS = torch.ops.aten.zeros_like.default
-R = TypeVar("R")
-
-
-def with_room(gpu: Gpu, function: Callable[[], R]) -> R:
-    """What it returns on the card that this process sees; where that has no room, on one like it that has enough.
-
-    Raises ConfigurationError: no GPU has so much memory.
-    """
-    try:
-        return function()
-    except torch.OutOfMemoryError:
-        pass  # outside of the handler, whose traceback would keep the tensors
-    # the stubs read it when asked
-    enough = {card.VARIABLE: card.variable(replace(gpu, memory_bytes=ENOUGH_BYTES))}
-    with changed_environment(enough), suppress(torch.OutOfMemoryError):
-        return function()
-    raise too_much()
 
 
 def too_much() -> ConfigurationError:

@@ -12,8 +12,7 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 from workbench.base.patches import changed_environment
-from workbench.gpus.caching_allocator import ENOUGH_BYTES
-from workbench.gpus.catalogue import Gpu
+from workbench.gpus.catalogue import ENOUGH_BYTES, Gpu
 from workbench.gpus.emulator import card
 from workbench.gpus.emulator.padding import announce_padding
 from workbench.measure.allocators import allocator_for

@@ -6,12 +6,14 @@ card has another (`workbench.gpus.emulator.call`).
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.launch import Child, Kept
 from workbench.gpus.catalogue import GPUS, Gpu
 from workbench.gpus.emulator.call import call_on, fork_of_trunk, start_process
+from workbench.gpus.emulator.card import with_room
 from workbench.prediction.prediction import Answer, Prediction, prediction_of
 from workbench.recipe import Recipe
 from workbench.training.world import ALONE
@@ -99,9 +101,14 @@ def of_shadow(recipe: Recipe, gpus: list[str], padding: bool, ranks: "Ranks | No
 def predict_on_card(recipe: Recipe, gpu: Gpu, padding: bool, ranks: "Ranks | None" = None) -> Prediction:
     """The prediction for the card that this process sees. Where its memory is not enough, the numbers are those of a
     card like it that has enough."""
-    from workbench.prediction.emulated import predict_here, with_room
+    import torch
 
-    return with_room(gpu, lambda: predict_here(recipe, gpu, padding, ranks))
+    from workbench.prediction.emulated import predict_here, too_much
+
+    try:
+        return with_room(gpu, partial(predict_here, recipe, gpu, padding, ranks))
+    except torch.OutOfMemoryError:
+        raise too_much() from None
 
 
 def life_on_card(recipe: Recipe, gpu: Gpu, habits: "Habits") -> "Life":

@@ -26,23 +26,28 @@ IN_PIECES: Arguments = {
 PIECE = 2**22  # elements
 
 
-def _stochastic(name: str) -> Arguments:
+def _stochastic(called: str, name: str) -> Arguments:
     library = {"module": "torchao.optim", "name": name, "settings": {"bf16_stochastic_round": True}, "piece": PIECE}
-    return {**IN_PIECES, "packages": {"torchao": "torchao"}, "library": library}
+    return {**IN_PIECES, "called": called, "packages": {"torchao": "torchao"}, "library": library}
 
 
-# What is particular of each kind: what the loss does (`numerics`; else it is another optimizer), the customary rate
-# relative to AdamW's, and how the Trainer gets it: by a name that it has itself (`trainer`), or by one of the functions
-# below, from `use_adamw` on (`adamw`, `muon`, `library`), with their settings. `packages`: modules that it needs, and
-# what to install for each; `devices` that it has kernels for, and what to use `instead` on others; why it cannot be
-# used on shards (`unsharded`).
+# What is particular of each kind: what people call it (`called`), what the loss does (`numerics`; else it is another
+# optimizer), the customary rate relative to AdamW's, and how the Trainer gets it: by a name that it has itself
+# (`trainer`), or by one of the functions below, from `use_adamw` on (`adamw`, `muon`, `library`), with their settings.
+# `packages`: modules that it needs, and what to install for each; `devices` that it has kernels for, and what to use
+# `instead` on others; why it cannot be used on shards (`unsharded`).
 KINDS: dict[str, Arguments] = {
-    "adamw_fused": {"numerics": Numerics.EXACT, "trainer": {"optim": "adamw_torch_fused"}},
+    "adamw_fused": {"called": "fused AdamW", "numerics": Numerics.EXACT, "trainer": {"optim": "adamw_torch_fused"}},
     # SGD does not divide by the size of the gradient, and needs a far larger rate: the best of 100, 300, 1,000 and
     # 2,000 times Adam's, with momentum of 30 and 100, for the embedded model after 30 steps on Shakespeare
-    "sgd": {"learning_rate_factor": 1000.0, "trainer": {"optim": "sgd"}},
-    "sgd_momentum": {"learning_rate_factor": 100.0, "trainer": {"optim": "sgd", "optim_args": "momentum=0.9"}},
+    "sgd": {"called": "SGD", "learning_rate_factor": 1000.0, "trainer": {"optim": "sgd"}},
+    "sgd_momentum": {
+        "called": "SGD with momentum",
+        "learning_rate_factor": 100.0,
+        "trainer": {"optim": "sgd", "optim_args": "momentum=0.9"},
+    },
     "adafactor": {
+        "called": "Adafactor",
         "trainer": {"optim": "adafactor"},
         "leaves": {"optimizer_states": 0.02},
         "unsharded": {
@@ -51,6 +56,7 @@ KINDS: dict[str, Arguments] = {
         },
     },
     "adamw_8bit": {
+        "called": "8-bit AdamW",
         **ON_BITSANDBYTES,
         "numerics": Numerics.APPROXIMATE,
         "trainer": {"optim": "adamw_8bit"},
@@ -59,6 +65,7 @@ KINDS: dict[str, Arguments] = {
         "instead": "adafactor",
     },
     "adamw_paged": {
+        "called": "paged AdamW",
         **ON_BITSANDBYTES,
         "numerics": Numerics.EXACT,
         "trainer": {"optim": "paged_adamw_32bit"},
@@ -66,6 +73,7 @@ KINDS: dict[str, Arguments] = {
         "instead": "adamw_8bit",
     },
     "adamw_8bit_paged": {
+        "called": "paged 8-bit AdamW",
         **ON_BITSANDBYTES,
         "numerics": Numerics.APPROXIMATE,
         "trainer": {"optim": "paged_adamw_8bit"},
@@ -73,20 +81,22 @@ KINDS: dict[str, Arguments] = {
         "instead": "adamw_8bit",
     },
     # the Trainer's `adamw_torch` leaves the choice to PyTorch: foreach on a GPU, the loop on a CPU
-    "adamw_foreach": {"numerics": Numerics.EXACT, "adamw": {"foreach": True}},
-    "adamw_loop": {"numerics": Numerics.EXACT, "adamw": {"foreach": False}},
+    "adamw_foreach": {"called": "foreach AdamW", "numerics": Numerics.EXACT, "adamw": {"foreach": True}},
+    "adamw_loop": {"called": "AdamW in a loop", "numerics": Numerics.EXACT, "adamw": {"foreach": False}},
     # of a quarter, a half, 1, 2 and 4 times AdamW's rate the last two are alike for the embedded model after 48 steps
     # on Shakespeare (4.20, two seeds; 4.26 at AdamW's own rate, where AdamW has 4.21), and the smaller one is taken;
     # after 12 steps 4 times is the best. `adjust_lr_fn` gives the step in a matrix about the size that AdamW's has
     "muon": {
+        "called": "Muon",
         "learning_rate_factor": 2.0,
         "muon": {"adjust_lr_fn": "match_rms_adamw"},
         "unsharded": {"deepspeed": "it makes matrices orthogonal, and DeepSpeed hands it flat pieces"},
     },
-    "adamw_stochastic": _stochastic("_AdamW"),
-    "adamw_8bit_stochastic": _stochastic("AdamW8bit"),
-    "adamw_4bit_stochastic": _stochastic("AdamW4bit"),
+    "adamw_stochastic": _stochastic("AdamW with stochastic rounding", "_AdamW"),
+    "adamw_8bit_stochastic": _stochastic("8-bit AdamW with stochastic rounding", "AdamW8bit"),
+    "adamw_4bit_stochastic": _stochastic("4-bit AdamW with stochastic rounding", "AdamW4bit"),
     "adamw_kahan": {
+        "called": "AdamW with Kahan summation",
         **IN_PIECES,
         "packages": {"optimi": "torch-optimi"},
         "library": {
@@ -97,6 +107,7 @@ KINDS: dict[str, Arguments] = {
         },
     },
     "adamw_flash": {
+        "called": "FlashAdamW",
         "numerics": Numerics.APPROXIMATE,
         "packages": {"triton": "triton", "flashoptim": "flashoptim"},
         "devices": ["cuda"],
@@ -104,25 +115,6 @@ KINDS: dict[str, Arguments] = {
         "library": {"module": "flashoptim", "name": "FlashAdamW", "settings": {}, "piece": 0},
         "unsharded": {"fsdp": "its kernels know no shards"},
     },
-}
-
-
-NAMES = {
-    "adamw_fused": "fused AdamW",
-    "sgd": "SGD",
-    "sgd_momentum": "SGD with momentum",
-    "adafactor": "Adafactor",
-    "adamw_8bit": "8-bit AdamW",
-    "adamw_paged": "paged AdamW",
-    "adamw_8bit_paged": "paged 8-bit AdamW",
-    "adamw_foreach": "foreach AdamW",
-    "adamw_loop": "AdamW in a loop",
-    "muon": "Muon",
-    "adamw_stochastic": "AdamW, rounding by chance",
-    "adamw_8bit_stochastic": "8-bit AdamW, rounding by chance",
-    "adamw_4bit_stochastic": "4-bit AdamW, rounding by chance",
-    "adamw_kahan": "AdamW with Kahan's sum",
-    "adamw_flash": "FlashAdamW",
 }
 
 
@@ -156,9 +148,9 @@ class Optimizer(Technique):
     stage = Stage.OPTIMIZE
     brings = frozenset({Capability.OPTIMIZER})
     forbids = frozenset({Capability.OPTIMIZER})
+    called = MappingProxyType({f"kind={kind}": table["called"] for kind, table in KINDS.items()})
     # those that save: momentum alone keeps more than 8-bit states and adapts less, and plain SGD saves no more than
     # Adafactor's rows and columns, at a learning rate that has to be searched for
-    called = MappingProxyType({f"kind={kind}": name for kind, name in NAMES.items()})
     worth_trying = ({"kind": "adamw_8bit"}, {"kind": "adafactor"})
 
     def __post_init__(self) -> None:

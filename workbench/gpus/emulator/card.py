@@ -1,10 +1,13 @@
 """The card that the stubs play: fields of the catalogue as one environment variable."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from workbench.base.errors import ConfigurationError
-from workbench.gpus.catalogue import GPUS, MIB, Gpu
+from workbench.base.patches import changed_environment
+from workbench.gpus.catalogue import ENOUGH_BYTES, GPUS, MIB, Gpu
 from workbench.gpus.catalogue import gpu as find_gpu
 
 DEVICE = "emulated:"  # a device of this program is called `emulated:t4`
@@ -19,6 +22,7 @@ REAL_NAMES = {  # of those whose title is not what the driver says
     "h100": "NVIDIA H100 80GB HBM3",
     "rtx6000ada": "NVIDIA RTX 6000 Ada Generation",
 }
+R = TypeVar("R")
 
 
 def emulated_card(device: str) -> Gpu | None:
@@ -62,3 +66,19 @@ def variable(gpu: Gpu, count: int = 1, name: str = "") -> str:
         "name": name or f"{gpu.title} (emulated)",  # the last one: it has blanks
     }
     return " ".join(f"{field}={value}" for field, value in fields.items())
+
+
+def with_room(gpu: Gpu, function: Callable[[], R]) -> R:
+    """What it returns on the card that this process sees; where that has no room, on one like it that has enough.
+
+    Raises torch.OutOfMemoryError: not even `ENOUGH_BYTES` are enough.
+    """
+    import torch  # that of the process: this module is read without one, too
+
+    try:
+        return function()
+    except torch.OutOfMemoryError:
+        pass  # outside of the handler, whose traceback would keep the tensors
+    # the stubs read it when asked
+    with changed_environment({VARIABLE: variable(replace(gpu, memory_bytes=ENOUGH_BYTES))}):
+        return function()
