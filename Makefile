@@ -29,7 +29,7 @@ site: .venv/ready  ## pages of the notebooks as they were executed, the results 
 test: .venv/ready lint  ## linters, types, import layers, what runs in process, and one of each dear kind (8 minutes)
 	$(PYTEST) -m "(smoke or not dear) and not long" --cpu-budget 5
 
-test-dear: .venv/ready  ## what `make test` leaves out: cards in software, ranks, kernels, pages, all scripts, all models
+test-dear: .venv/ready  ## what `make test` leaves out: emulated GPUs, ranks, kernels, pages, all scripts, all models
 	$(PYTEST) -m "dear and not smoke and not long"
 
 test-all: .venv/ready lint  ## both, which is what CI runs

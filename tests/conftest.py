@@ -11,7 +11,7 @@ import pytest
 import torch
 from cpu_budget import CpuBudget
 
-from workbench.base.device import emulated
+from workbench.base.device import current_emulated_gpu
 from workbench.base.paths import CORPORA, MODELS
 from workbench.journal.record import Record
 from workbench.recipe import Recipe
@@ -33,7 +33,7 @@ LONG_FILES = (
 )
 if not torch.cuda.is_available():
     SKIPPED_HERE["gpu"] = "needs a CUDA device, and PyTorch sees none on this machine"
-if emulated():
+if current_emulated_gpu():
     SKIPPED_HERE["values"] = "looks at losses, texts or speed, and an emulated GPU computes nothing"
 
 # the models are so small that threads wait for each other, above all where another test process has the other core
@@ -157,14 +157,14 @@ def recipe(model_name: str, text_file: Path) -> Recipe:
 @pytest.fixture(scope="session")
 def fine_tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe], Record]:
     """`run`, with the model kept, merged if it can be. The same recipe is run once, however many tests look at it."""
-    from workbench.training.job import UNMERGEABLE
+    from workbench.training.job import WHY_UNMERGEABLE
     from workbench.training.run import run
 
     folder, done = tmp_path_factory.mktemp("shared-runs"), dict[Recipe, Record]()
 
     def once(recipe: Recipe) -> Record:
         if recipe not in done:
-            mergeable = not any(technique.brings & UNMERGEABLE.keys() for technique in recipe.techniques)
+            mergeable = not any(technique.brings & WHY_UNMERGEABLE.keys() for technique in recipe.techniques)
             done[recipe] = run(recipe, device="cpu", save="merged" if mergeable else "adapter", folder=folder)
         return done[recipe]
 
@@ -178,13 +178,13 @@ class Onlooker:
         self.each: Callable[[], object] = lambda: None
         self.ended_as: list[tuple[object, str]] = []
 
-    def began(self, recipe: object) -> None:
+    def on_begin(self, recipe: object) -> None:
         pass
 
-    def progressed(self, record: object) -> None:
+    def on_progress(self, record: object) -> None:
         self.each()
 
-    def ended(self, record: object, words: str) -> None:
+    def on_end(self, record: object, words: str) -> None:
         self.ended_as.append((record, words))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from workbench.base.categories import Category
-from workbench.base.device import emulated
+from workbench.base.device import current_emulated_gpu
 from workbench.base.errors import ConfigurationError, OutOfMemoryError
 from workbench.journal.record import Status, read_all
 from workbench.techniques import GradientAccumulation, GradientCheckpointing, MixedPrecision
@@ -18,7 +18,7 @@ from workbench.training.run import run
 
 pytestmark = pytest.mark.gpu
 values = pytest.mark.values
-SOURCE = f"emulated:{emulated()}" if emulated() else "cuda-allocator"
+SOURCE = f"emulated:{current_emulated_gpu()}" if current_emulated_gpu() else "cuda-allocator"
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,13 @@
 import gc
 import sys
 
-from workbench.base.imports import imported
+from workbench.base.imports import import_quickly
 
 
 def test_nothing_is_collected_while_a_module_is_imported_and_afterwards_as_before(tmp_path, monkeypatch):
     (tmp_path / "asks_the_collector.py").write_text("import gc\nwas_on = gc.isenabled()\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    module = imported("asks_the_collector")
+    module = import_quickly("asks_the_collector")
     del sys.modules["asks_the_collector"]
     assert not module.was_on
     assert gc.isenabled()

@@ -16,7 +16,7 @@ from workbench.base.launch import LostChildError, can_be_forked, launch, start
 from workbench.journal.record import Status, read_all
 from workbench.training.execute import execute
 from workbench.training.job import prepare
-from workbench.training.place import Place
+from workbench.training.ongoing import OngoingRun
 from workbench.training.world import World
 
 # Functions that are defined in a test are sent whole; one of this file would import it, and torch with it.
@@ -81,7 +81,7 @@ def test_a_child_that_works_ends_with_its_caller():
 
 
 def executed_here(job):
-    return execute(Place(job))
+    return execute(OngoingRun(job))
 
 
 @pytest.mark.dear

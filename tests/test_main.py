@@ -20,7 +20,7 @@ from workbench.base.device import Device
 from workbench.journal.record import Status, read_all
 from workbench.recipe import as_command
 from workbench.techniques import REGISTRY, Lora
-from workbench.training.trainer import SeamTrainer
+from workbench.training.trainer import MeteredTrainer
 
 
 @pytest.fixture
@@ -37,6 +37,13 @@ def test_run_prints_a_summary_with_samples_and_leaves_a_record_and_a_model(quick
     for words in ("lora(rank=4, alpha=8.0)", "peak", "held out", "tokens/s", "before:", "after:", record.model_path):
         assert words in out
     assert record.id in out
+
+
+def test_a_run_that_was_saved_is_reused_without_complaint(quick):
+    saving = ["run", *quick, "--technique", "lora", "--save", "adapter"]
+    assert main(saving) == 0
+    assert main([*saving[:-2], "--reuse"]) == 0
+    assert len(read_all()) == 1
 
 
 def test_json_is_one_object_on_standard_output_and_equal_runs_are_reused_on_request(quick, capsys):
@@ -302,7 +309,7 @@ def test_an_interrupt_ends_with_130(quick, monkeypatch, capsys):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(SeamTrainer, "training_step", stop)
+    monkeypatch.setattr(MeteredTrainer, "training_step", stop)
     assert main(["run", *quick]) == 130
     assert capsys.readouterr().err.strip().endswith("interrupted")
     (record,) = read_all()

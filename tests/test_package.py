@@ -14,7 +14,7 @@ from lock import canonical
 from try_wheel import build_wheel, lower_bounds, wheel_requirements
 
 from workbench.__main__ import main
-from workbench.base.errors import needed_extra
+from workbench.base.errors import missing_extra_error
 from workbench.base.paths import NOTEBOOKS
 
 
@@ -151,6 +151,6 @@ def test_a_command_and_a_name_of_the_front_door_say_which_extra_they_need(unpack
 
 def test_another_missing_package_stays_an_import_error(monkeypatch):
     monkeypatch.setattr("importlib.metadata.requires", lambda _: ["torch>=2.11", 'nbformat>=5; extra == "lessons"'])
-    assert needed_extra(ModuleNotFoundError(name="nbformat.v4"))
+    assert missing_extra_error(ModuleNotFoundError(name="nbformat.v4"))
     for name in ("torch", "nb", "workbench.nothing", None):
-        assert needed_extra(ModuleNotFoundError(name=name)) is None
+        assert missing_extra_error(ModuleNotFoundError(name=name)) is None

@@ -24,7 +24,7 @@ from workbench.techniques import (
     StepInBackward,
 )
 from workbench.techniques.base import Capability, Technique
-from workbench.training.arguments import argument_values, training_arguments
+from workbench.training.arguments import build_training_arguments, complete_arguments
 
 ALL = (GradientAccumulation(steps=2), GradientCheckpointing(), Lora(rank=4), MixedPrecision())
 
@@ -391,7 +391,7 @@ def test_the_file_on_the_page_of_recipe_files_is_one(tmp_path):
     recipe = read_recipe(tmp_path / "recipe.toml")
     assert Recipe.from_dict(tomllib.loads(as_toml(recipe))) == recipe
     assert recipe.label == "gradient_checkpointing + lora(rank=16)"
-    asked = training_arguments(argument_values(recipe, 1e-3), "cpu", tmp_path)
+    asked = build_training_arguments(complete_arguments(recipe, 1e-3), "cpu", tmp_path)
     assert {
         name: getattr(asked, name) for name in recipe.arguments if name not in ("report_to", "num_train_epochs")
     } == {name: value for name, value in recipe.arguments.items() if name not in ("report_to", "num_train_epochs")}
@@ -399,6 +399,13 @@ def test_the_file_on_the_page_of_recipe_files_is_one(tmp_path):
         words = shlex.split(line)
         changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
         assert parse_recipe({"model": str(tmp_path / "recipe.toml")}, [], changes)
+
+
+def test_the_model_of_auto_is_the_one_that_a_run_would_train_on_this_machine(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    for has_gpu, model in ((False, "gpt2-tiny"), (True, "gpt2")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        assert Recipe().config.n_embd == Recipe(model=model).config.n_embd
 
 
 def test_a_recipe_knows_its_model(recipe):

@@ -16,7 +16,7 @@ from workbench.advise.compare import compare, comparison_text
 from workbench.advise.frame import FORMULA, to_csv, to_frame
 from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError
-from workbench.base.paths import ROOT, inside
+from workbench.base.paths import ROOT, path_inside
 from workbench.journal.record import Record, Status
 from workbench.lessons import plots
 from workbench.lessons.staircase import draw_staircase
@@ -103,17 +103,17 @@ def test_pictures_can_be_drawn_of_them(tmp_path):
 def test_a_name_stays_inside_its_folder_or_is_refused(name):
     root = Path("/tmp/root")
     if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name, flags=re.ASCII) and name.strip("."):
-        assert inside(root, name).parent == root
+        assert path_inside(root, name).parent == root
     else:
         with pytest.raises(ConfigurationError, match="cannot be a file's. Use 1 to 64 letters"):
-            inside(root, name)
+            path_inside(root, name)
 
 
 def test_a_link_that_leads_out_is_refused(tmp_path):
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "x").symlink_to(tmp_path)
     with pytest.raises(ConfigurationError, match="is a link that leads out"):
-        inside(tmp_path / "root", "x")
+        path_inside(tmp_path / "root", "x")
 
 
 def test_a_record_whose_id_is_a_path_is_neither_read_nor_written(tmp_path, subtests):

@@ -6,7 +6,15 @@ from dataclasses import dataclass, fields
 import pytest
 
 from workbench.base.errors import ConfigurationError
-from workbench.base.settings import assigned, check_settings, described, merged, parse_settings, setting, toml
+from workbench.base.settings import (
+    check_settings,
+    describe_field,
+    merge_settings,
+    parse_assignment,
+    parse_settings,
+    setting,
+    toml,
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ OUTSIDE = [
 
 
 def test_settings_are_described_in_words():
-    assert {field.name: described(field) for field in fields(Oven) if field.name in DESCRIBED} == DESCRIBED
+    assert {field.name: describe_field(field) for field in fields(Oven) if field.name in DESCRIBED} == DESCRIBED
 
 
 def test_values_inside_the_range_and_at_its_ends_pass(subtests):
@@ -142,19 +150,22 @@ TYPED = {
 
 
 def test_a_change_as_it_is_typed():
-    assert {text: assigned(text) for text in TYPED} == TYPED
-    assert assigned("a=true")["a"] is True
+    assert {text: parse_assignment(text) for text in TYPED} == TYPED
+    assert parse_assignment("a=true")["a"] is True
 
 
 def test_what_is_no_change_is_said(subtests):
     words = "--set: .* is not NAME=VALUE. Write for example technique.lora.rank=16"
     for text in ("", "a", "=", "a=\0", "a b=1", ".a=1", "a..b=1", "a\nb=1"):
         with subtests.test(text=text), pytest.raises(ConfigurationError, match=words):
-            assigned(text)
+            parse_assignment(text)
 
 
 def test_tables_are_merged_and_an_empty_one_empties():
     one = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
-    assert merged(one, {"a": {"c": {"f": 4}}, "e": {"g": 5}}) == {"a": {"b": 1, "c": {"d": 2, "f": 4}}, "e": {"g": 5}}
-    assert merged(one, {"a": {}}) == {"a": {}, "e": 3}
+    assert merge_settings(one, {"a": {"c": {"f": 4}}, "e": {"g": 5}}) == {
+        "a": {"b": 1, "c": {"d": 2, "f": 4}},
+        "e": {"g": 5},
+    }
+    assert merge_settings(one, {"a": {}}) == {"a": {}, "e": 3}
     assert one == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}

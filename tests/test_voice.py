@@ -26,6 +26,33 @@ while (row := read()) is not None:
     print(row)
 """
 
+MUMBLED = """\
+# of each row
+
+# so many,
+# as they come
+def joined_rows(rows):
+    \"\"\"Of rows, the text.\"\"\"
+    rows.told = True
+class Table:
+    \"\"\"The same of a table.\"\"\"
+    def _found(self):
+        \"\"\"Yield what
+        is there.\"\"\"
+"""
+
+SPOKEN = """\
+# The rows are joined,
+# and so on.
+def join_rows(rows):
+    \"\"\"Return the text of the rows.\"\"\"
+    rows.tail = True  # a test reads it
+class Table:
+    @property
+    def padded_rows(self):
+        \"\"\"The rows, padded.\"\"\"
+"""
+
 
 def test_every_rule_sees_its_fault_and_names_the_line():
     rules = dict(voice.faults(UNREADABLE))
@@ -42,14 +69,32 @@ def test_what_can_be_read_is_no_fault():
     assert [*voice.faults(READABLE)] == []
 
 
+def test_words_that_leave_out_the_noun_or_the_verb_are_seen():
+    rules = [f"{line}: {rule.partition(':')[0]}" for line, rule in voice.faults_of_words(MUMBLED)]
+    assert sorted(rules) == [
+        "10: the name '_found' is a riddle",
+        "1: a comment opens with 'of'",
+        "3: a comment opens with 'so'",
+        "5: a docstring opens with 'Of'",
+        "5: the function 'joined_rows' is a participle",
+        "7: the name 'told' is a riddle",
+        "8: a docstring opens with 'The same'",
+    ]
+    assert [*voice.faults_of_words(SPOKEN)] == []
+
+
 def test_a_fault_is_printed_with_its_file(tmp_path, monkeypatch, capsys):
-    (tmp_path / "room").mkdir()
-    (tmp_path / "room" / "file.py").write_text("\nfound = 1\n", encoding="utf-8")
-    monkeypatch.setattr(voice, "PACKAGE", tmp_path)
+    files = [tmp_path / "workbench" / "room" / "file.py", tmp_path / "tools" / "program.py"]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.write_text("\nfound = 1\n", encoding="utf-8")
+    monkeypatch.setattr(voice, "ROOT", tmp_path)
     assert voice.main() == 1
     assert capsys.readouterr().out.splitlines() == [
         "workbench/room/file.py:2: the name 'found' is a riddle: name the thing",
-        "how the code reads: 1 faults",
+        "tools/program.py:2: the name 'found' is a riddle: name the thing",
+        "how the code reads: 2 faults",
     ]
-    (tmp_path / "room" / "file.py").write_text("", encoding="utf-8")
+    for file in files:
+        file.write_text("", encoding="utf-8")
     assert voice.main() == 0

@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workbench.base.paths import DATA
+from workbench.base.paths import DATA, write_whole
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator.interpreter import Python, ask_python, this_python
 from workbench.gpus.emulator.launch import environment
@@ -31,6 +31,10 @@ from workbench.gpus.emulator.launch import environment
 REAL = DATA / "reference" / "real"
 SCRIPTS = Path(__file__).resolve().with_name("real")
 VERSIONS = "from importlib.metadata import version; print(version('torch'), version('transformers'))"
+BYTES = ("allocated", "reserved")
+COUNTS = ("segments", "requests")
+
+Row = dict[str, Any]
 
 
 def main() -> int:
@@ -38,32 +42,65 @@ def main() -> int:
     parser.add_argument("ids", nargs="*", metavar="PART", help="only the rows whose id has this in it")
     parser.add_argument("--python", help="an interpreter with another PyTorch: the rows that were measured with that")
     parser.add_argument("--keep", action="store_true", help="keep what these rows give beside what is there of others")
-    asked = parser.parse_args()
-    python = ask_python(asked.python) if asked.python else this_python()
+    args = parser.parse_args()
+    python = ask_python(args.python) if args.python else this_python()
     rows = json.loads((REAL / "public.json").read_text(encoding="utf-8"))["rows"]
-    if asked.python:
+    if args.python:
         rows = [row for row in rows if measured_with(row) == python.torch_release]
     if not has_triton(python):
-        compiled = [row["id"] for row in rows if row.get("compiled")]
-        print(f"left out, since this Python has no Triton to compile them with: {', '.join(compiled) or 'none'}")
-        rows = [row for row in rows if not row.get("compiled")]
-    chosen = [row for row in rows if not asked.ids or any(part in row["id"] for part in asked.ids)]
+        rows = without_compiled(rows)
     print(f"{'row':50} {'card':10} {'real':>14} {'emulated':>14}     error")
-    done = [repeated(row, python) for row in chosen]
-    print(told(summary(done)))
-    if done and (asked.keep or not asked.ids):
-        keep(done, rows, python)
-    return any("failed" in row for row in done)
+    results = []
+    for row in rows:
+        if not args.ids or any(part in row["id"] for part in args.ids):
+            results.append(repeated(row, python))
+    print(in_words(summary(results)))
+    if results and (args.keep or not args.ids):
+        keep(results, rows, python)
+    return bool(values(results, "failed"))
 
 
-def measured_with(row: dict[str, Any]) -> str | None:
+def measured_with(row: Row) -> str | None:
     """The release of PyTorch that the source names: 2.6.0 of `torch 2.6.0+cu124`."""
-    named = re.match(r"torch (\d+\.\d+\.\d+)", row["versions"])
-    return named[1] if named else None
+    match = re.match(r"torch (\d+\.\d+\.\d+)", row["versions"])
+    return match[1] if match else None
 
 
 def has_triton(python: Python) -> bool:
-    return subprocess.run([python.executable, "-c", "import triton"], capture_output=True, check=False).returncode == 0
+    command = [python.executable, "-c", "import triton"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def without_compiled(rows: list[Row]) -> list[Row]:
+    kept = []
+    names = []
+    for row in rows:
+        if row.get("compiled"):
+            names.append(row["id"])
+        else:
+            kept.append(row)
+    print(f"left out, since this Python has no Triton to compile them with: {', '.join(names) or 'none'}")
+    return kept
+
+
+# ---- a row, repeated ----
+
+
+def repeated(row: Row, python: Python) -> Row:
+    """The row with the emulated bytes and their errors; printed as soon as they are there."""
+    done = ran(python, row["gpu"], row.get("ranks", 0), row["script"], *row["arguments"])
+    if done.returncode:
+        last_line = done.stderr.strip().splitlines()[-1]
+        return failed(row, last_line, done.stderr[-500:])
+    measured = measurement(row, done.stdout)
+    if measured is None:
+        reason = "the script printed nothing of it"
+        return failed(row, reason, reason)
+    result = {"id": row["id"], "gpu": row["gpu"]}
+    for measure in BYTES:
+        if row[f"real_{measure}_bytes"] is not None:
+            result |= compared(row, measured, measure)
+    return result | counted(row, measured)
 
 
 @cache
@@ -73,64 +110,65 @@ def ran(python: Python, card: str, ranks: int, script: str, *arguments: str) -> 
     Args:
         ranks: so many processes by torchrun, each with a card of its own; 0: without torchrun.
     """
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
-    command = [python.executable, *torchrun, str(SCRIPTS / script), *arguments]
+    command = [python.executable]
+    if ranks:
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += [str(SCRIPTS / script), *arguments]
     variables = environment(gpu(card), max(ranks, 1), python=python)
     return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
 
 
-def repeated(row: dict[str, Any], python: Python) -> dict[str, Any]:
-    """The row with the emulated bytes and their errors; printed as soon as they are there."""
-    done = ran(python, row["gpu"], row.get("ranks", 0), row["script"], *row["arguments"])
-    if done.returncode:
-        print(f"{row['id']:50} {row['gpu']:10} failed: {done.stderr.strip().splitlines()[-1]}")
-        return {"id": row["id"], "failed": done.stderr[-500:]}
-    printed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    measured = next(
-        (entry for entry in reversed(printed) if entry.get("run") == row.get("run", entry.get("run"))), None
-    )
-    if measured is None:
-        print(f"{row['id']:50} {row['gpu']:10} failed: the script printed nothing of it")
-        return {"id": row["id"], "failed": "the script printed nothing of it"}
-    found = {"id": row["id"], "gpu": row["gpu"]}
-    for kind in ("allocated", "reserved"):
-        real = row[f"real_{kind}_bytes"]
-        if real is None:
-            continue
-        emulated = measured[kind]
-        error = (emulated - real) / real
-        is_equal = abs(emulated - real) <= row["rounding"]
-        found |= {
-            f"real_{kind}_bytes": real,
-            f"emulated_{kind}_bytes": emulated,
-            f"{kind}_error": error,
-            f"{kind}_equal": is_equal,
-        }
-        verdict = "equal" if is_equal else "not equal"
-        numbers = f"{real:14,} {emulated:14,} {error:+9.4%}"
-        print(f"{row['id']:50} {row['gpu']:10} {numbers}  {kind}, {verdict}", flush=True)
-    return found | counted(row, measured)
+def failed(row: Row, reason: str, kept_reason: str) -> Row:
+    print(f"{row['id']:50} {row['gpu']:10} failed: {reason}")
+    return {"id": row["id"], "failed": kept_reason}
 
 
-def counted(row: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+def measurement(row: Row, printed: str) -> Row | None:
+    """What the script printed last of this row: a line of JSON, which in a sweep names its run."""
+    for line in reversed(printed.splitlines()):
+        if line.startswith("{"):
+            entry: Row = json.loads(line)
+            if "run" not in row or row["run"] == entry.get("run"):
+                return entry
+    return None
+
+
+def compared(row: Row, measured: Row, measure: str) -> Row:
+    """Of the bytes that are allocated, or reserved, both figures and how far they are apart; printed too."""
+    real = row[f"real_{measure}_bytes"]
+    emulated = measured[measure]
+    error = (emulated - real) / real
+    is_equal = abs(emulated - real) <= row["rounding"]
+    print_comparison(row, measure, real, emulated, is_equal, f"{error:+.4%}")
+    return {
+        f"real_{measure}_bytes": real,
+        f"emulated_{measure}_bytes": emulated,
+        f"{measure}_error": error,
+        f"{measure}_equal": is_equal,
+    }
+
+
+def counted(row: Row, measured: Row) -> Row:
     """Segments and requests, where the source tells them; printed too."""
     snapshot = snapshots().get(row["id"], {})
-    found: dict[str, Any] = {}
-    for kind in ("segments", "requests"):
-        there = snapshot.get(kind, row.get(f"real_{kind}"))
-        if there is None:
+    result: Row = {}
+    for measure in COUNTS:
+        real = snapshot.get(measure, row.get(f"real_{measure}"))
+        if real is None:
             continue
-        here = measured[kind]
-        is_equal = here == there
-        if isinstance(there, dict):  # of a snapshot: how often each kind of segment is there
-            found["same_segments"] = sum((Counter(here) & Counter(there)).values())
-            here, there = sum(here.values()), sum(there.values())
+        emulated = measured[measure]
+        is_equal = emulated == real
+        if isinstance(real, dict):  # of a snapshot: how often each kind of segment is there
+            result["same_segments"] = sum((Counter(emulated) & Counter(real)).values())
+            real = sum(real.values())
+            emulated = sum(emulated.values())
         elif snapshot:
             is_equal = is_equal and measured["digest"] == snapshot["digest"]
-        found |= {f"real_{kind}": there, f"emulated_{kind}": here, f"{kind}_equal": is_equal}
-        verdict = "equal" if is_equal else "not equal"
-        print(f"{row['id']:50} {row['gpu']:10} {there:14,} {here:14,}            {kind}, {verdict}", flush=True)
-    return found
+        print_comparison(row, measure, real, emulated, is_equal)
+        result[f"real_{measure}"] = real
+        result[f"emulated_{measure}"] = emulated
+        result[f"{measure}_equal"] = is_equal
+    return result
 
 
 @cache
@@ -138,63 +176,72 @@ def snapshots() -> dict[str, Any]:
     return json.loads((REAL / "segments.json").read_text(encoding="utf-8"))
 
 
-def summary(done: list[dict[str, Any]]) -> dict[str, float]:
+def print_comparison(row: Row, measure: str, real: int, emulated: int, is_equal: bool, error: str = "") -> None:
+    verdict = "equal" if is_equal else "not equal"
+    numbers = f"{real:14,} {emulated:14,} {error:>9}"
+    print(f"{row['id']:50} {row['gpu']:10} {numbers}  {measure}, {verdict}", flush=True)
+
+
+# ---- all rows together ----
+
+
+def summary(results: list[Row]) -> dict[str, float]:
     """How many figures are equal, and the mean and worst of their absolute errors."""
-    figures: dict[str, float] = {"rows": len(done), "failed": sum("failed" in row for row in done)}
-    for kind in ("allocated", "reserved"):
-        of_kind = [row for row in done if f"{kind}_error" in row]
-        errors = [abs(row[f"{kind}_error"]) for row in of_kind]
+    figures: dict[str, float] = {"rows": len(results), "failed": len(values(results, "failed"))}
+    for measure in (*BYTES, *COUNTS):
+        equal = values(results, f"{measure}_equal")
+        errors = [abs(error) for error in values(results, f"{measure}_error")]
+        if equal:
+            figures[f"{measure}_rows"] = len(equal)
+            figures[f"{measure}_equal"] = sum(equal)
         if errors:
-            figures |= {
-                f"{kind}_rows": len(errors),
-                f"{kind}_equal": sum(row[f"{kind}_equal"] for row in of_kind),
-                f"{kind}_mean": sum(errors) / len(errors),
-                f"{kind}_worst": max(errors),
-            }
-    for kind in ("segments", "requests"):
-        of_kind = [row for row in done if f"{kind}_equal" in row]
-        if of_kind:
-            figures |= {f"{kind}_rows": len(of_kind), f"{kind}_equal": sum(row[f"{kind}_equal"] for row in of_kind)}
-    with_blocks = [row for row in done if "same_segments" in row]
+            figures[f"{measure}_mean"] = sum(errors) / len(errors)
+            figures[f"{measure}_worst"] = max(errors)
+    with_blocks = [row for row in results if "same_segments" in row]
     if with_blocks:
-        figures |= {
-            "segments_of_snapshots": sum(row["real_segments"] for row in with_blocks),
-            "same_segments": sum(row["same_segments"] for row in with_blocks),
-        }
+        figures["segments_of_snapshots"] = sum(values(with_blocks, "real_segments"))
+        figures["same_segments"] = sum(values(with_blocks, "same_segments"))
     return figures
 
 
-def told(figures: dict[str, float]) -> str:
+def values(results: list[Row], name: str) -> list[Any]:
+    """Of the rows that have it."""
+    return [row[name] for row in results if name in row]
+
+
+def in_words(figures: dict[str, float]) -> str:
     lines = [f"{figures['rows']} rows, {figures['failed']} failed"]
-    for kind in ("allocated", "reserved"):
-        if f"{kind}_rows" in figures:
-            equal = f"{figures[f'{kind}_equal']} of {figures[f'{kind}_rows']} equal"
-            errors = f"{figures[f'{kind}_mean']:.3%} off on average, {figures[f'{kind}_worst']:.2%} at worst"
-            lines.append(f"{kind}: {equal}, {errors}")
-    for kind in ("segments", "requests"):
-        if f"{kind}_rows" in figures:
-            lines.append(f"{kind}: {figures[f'{kind}_equal']} of {figures[f'{kind}_rows']} equal")
+    for measure in (*BYTES, *COUNTS):
+        if f"{measure}_rows" not in figures:
+            continue
+        line = f"{measure}: {figures[f'{measure}_equal']} of {figures[f'{measure}_rows']} equal"
+        if measure in BYTES:
+            mean = figures[f"{measure}_mean"]
+            worst = figures[f"{measure}_worst"]
+            line += f", {mean:.3%} off on average, {worst:.2%} at worst"
+        lines.append(line)
     if "same_segments" in figures:
-        of_all = f"{figures['same_segments']} of {figures['segments_of_snapshots']}"
-        lines.append(f"of snapshots, {of_all} segments are equal")
+        same = figures["same_segments"]
+        lines.append(f"of snapshots, {same} of {figures['segments_of_snapshots']} segments are equal")
     return "\n".join(lines)
 
 
-def keep(done: list[dict[str, Any]], rows: list[dict[str, Any]], python: Python) -> None:
+def keep(results: list[Row], rows: list[Row], python: Python) -> None:
     """In the file, beside what other releases gave, and what the same versions gave for rows that were not run now."""
     file = REAL / "emulated.json"
     kept = json.loads(file.read_text(encoding="utf-8"))
-    asked = subprocess.run([python.executable, "-c", VERSIONS], capture_output=True, text=True, check=True)
-    torch, transformers = asked.stdout.split()
+    command = [python.executable, "-c", VERSIONS]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    torch, transformers = answer.stdout.split()
     versions = {"torch": torch, "transformers": transformers}
-    results = {}
+    by_id = {}
     before = kept.get(python.torch_release, {})
     if before.get("versions") == versions:
-        results = {row["id"]: row for row in before["rows"]}
-    results |= {row["id"]: row for row in done}
-    in_order = [results[row["id"]] for row in rows if row["id"] in results]
+        by_id = {row["id"]: row for row in before["rows"]}
+    by_id |= {row["id"]: row for row in results}
+    in_order = [by_id[row["id"]] for row in rows if row["id"] in by_id]
     kept[python.torch_release] = {"versions": versions, "summary": summary(in_order), "rows": in_order}
-    file.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    write_whole(file, json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,12 +14,17 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 ROOT = Path(__file__).resolve().parent.parent
 BRANCH = "anywhere"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)\s#]+)")
 SET_UP = Path(__file__).with_name("set_up_cell.py")  # with a word in place of what pip is asked for
+PICTURES = {
+    "Colab": "https://colab.research.google.com/assets/colab-badge.svg",
+    "Kaggle": "https://kaggle.com/static/images/open-in-kaggle.svg",
+}
 
 
 @dataclass(frozen=True)
@@ -51,36 +56,37 @@ class Repository:
         """The workbench, as an archive, so that no git is needed; and its extra `lessons` without JupyterLab, in whose
         place the platform stands."""
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        lessons = [line for line in project["optional-dependencies"]["lessons"] if not line.startswith("jupyterlab")]
-        return [f"{project['name']} @ {self.address}/archive/{self.ref}.zip", *lessons]
+        workbench = f"{project['name']} @ {self.address}/archive/{self.ref}.zip"
+        extra = project["optional-dependencies"]["lessons"]
+        return [workbench, *(line for line in extra if not line.startswith("jupyterlab"))]
 
     def opened_in(self, notebook: str) -> dict[str, str]:
         """Each platform with the address that opens this copy there."""
         place = quote(f"{self.branch}/{notebook}")
+        raw = f"https://raw.githubusercontent.com/{self.name}/{place}"
         return {
             "Colab": f"https://colab.research.google.com/github/{self.name}/blob/{place}",
-            "Kaggle": f"https://kaggle.com/kernels/welcome?src=https://raw.githubusercontent.com/{self.name}/{place}",
+            "Kaggle": f"https://kaggle.com/kernels/welcome?src={raw}",
         }
 
     def badges(self, notebook: str) -> str:
-        pictures = {
-            "Colab": "https://colab.research.google.com/assets/colab-badge.svg",
-            "Kaggle": "https://kaggle.com/static/images/open-in-kaggle.svg",
-        }
-        opened = self.opened_in(notebook)
-        return " ".join(f"[![Open in {where}]({pictures[where]})]({address})" for where, address in opened.items())
+        links = []
+        for platform, address in self.opened_in(notebook).items():
+            links.append(f"[![Open in {platform}]({PICTURES[platform]})]({address})")
+        return " ".join(links)
 
     def linked(self, text: str) -> str:
-        """A notebook's Markdown with its relative links made absolute: to another copy, or to the repository's file."""
+        """A notebook's Markdown with its relative links made absolute."""
+        return LINK.sub(lambda match: self.absolute(match[1]), text)
 
-        def absolute(found: re.Match[str]) -> str:
-            path = posixpath.normpath(f"notebooks/{found[1]}")
-            folder, _, notebook = path.rpartition("/")
-            if folder == "notebooks" and notebook.endswith(".ipynb"):
-                return f"{self.address}/blob/{self.branch}/{notebook}"
-            return f"{self.address}/{'raw' if path.endswith(('.png', '.svg')) else 'blob'}/{self.ref}/{path}"
-
-        return LINK.sub(absolute, text)
+    def absolute(self, link: str) -> str:
+        """To another copy, or to the repository's file."""
+        path = posixpath.normpath(f"notebooks/{link}")
+        folder, _, notebook = path.rpartition("/")
+        if folder == "notebooks" and notebook.endswith(".ipynb"):
+            return f"{self.address}/blob/{self.branch}/{notebook}"
+        view = "raw" if path.endswith((".png", ".svg")) else "blob"
+        return f"{self.address}/{view}/{self.ref}/{path}"
 
 
 def copy(notebook: Path, repository: Repository) -> str:
@@ -89,28 +95,51 @@ def copy(notebook: Path, repository: Repository) -> str:
     for cell in book["cells"]:
         if cell["cell_type"] == "markdown":
             cell["source"] = repository.linked("".join(cell["source"])).splitlines(keepends=True)
-    set_up = SET_UP.read_text(encoding="utf-8").replace('["REQUIREMENT"]', json.dumps(repository.requirements))
-    made = {"metadata": {"tags": ["anywhere"]}}
-    book["cells"][:0] = [
-        {"cell_type": "markdown", "id": "anywhere-badges", **made, "source": [repository.badges(notebook.name)]},
-        {
-            "cell_type": "code", "id": "anywhere-set-up", **made, "execution_count": None, "outputs": [],
-            "source": set_up.rstrip().splitlines(keepends=True),
-        },
-    ]  # fmt: skip
+    book["cells"] = [badges_cell(notebook.name, repository), set_up_cell(repository), *book["cells"]]
     return json.dumps(book, ensure_ascii=False, indent=1) + "\n"
 
 
+def badges_cell(notebook: str, repository: Repository) -> dict[str, Any]:
+    return {
+        "cell_type": "markdown",
+        "id": "anywhere-badges",
+        "metadata": {"tags": ["anywhere"]},
+        "source": [repository.badges(notebook)],
+    }
+
+
+def set_up_cell(repository: Repository) -> dict[str, Any]:
+    code = SET_UP.read_text(encoding="utf-8").rstrip()
+    code = code.replace('["REQUIREMENT"]', json.dumps(repository.requirements))
+    return {
+        "cell_type": "code",
+        "id": "anywhere-set-up",
+        "metadata": {"tags": ["anywhere"]},
+        "execution_count": None,
+        "outputs": [],
+        "source": code.splitlines(keepends=True),
+    }
+
+
 def front_page(notebooks: list[Path], repository: Repository) -> str:
-    rows = [f"| [{path.stem}]({path.name}) | {repository.badges(path.name)} |" for path in notebooks]
-    words = f"The notebooks of [{repository.name}]({repository.address}), as Colab and Kaggle open them."
-    made = f"Made by tools/anywhere.py of {repository.ref}; changes belong there."
-    return "\n".join(["# Open a lesson anywhere", "", f"{words} {made}", "", "| notebook | |", "|---|---|", *rows, ""])
+    lines = [
+        "# Open a lesson anywhere",
+        "",
+        f"The notebooks of [{repository.name}]({repository.address}), as Colab and Kaggle open them. "
+        f"Made by tools/anywhere.py of {repository.ref}; changes belong there.",
+        "",
+        "| notebook | |",
+        "|---|---|",
+    ]
+    for path in notebooks:
+        lines.append(f"| [{path.stem}]({path.name}) | {repository.badges(path.name)} |")
+    return "\n".join(lines) + "\n"
 
 
 def write(folder: Path, repository: Repository) -> None:
     """Raises ValueError if there is something in the folder already."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    is_empty = folder.is_dir() and not any(folder.iterdir())
+    if folder.exists() and not is_empty:
         raise ValueError(f"{folder} is there already, and not an empty folder. Name a new one, or remove it first.")
     folder.mkdir(parents=True, exist_ok=True)
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))

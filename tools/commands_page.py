@@ -7,14 +7,14 @@ compares.
 import argparse
 import inspect
 import re
-from pathlib import Path
 
 from workbench import __main__ as command_line
 from workbench.base.command_line import COMMANDS
+from workbench.base.paths import ROOT, write_whole
 from workbench.gpus.catalogue import GPUS
 from workbench.techniques import REGISTRY
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
+PAGE = ROOT / "docs" / "commands.md"
 TITLE = (
     "# Commands\n\n<!-- Written by tools/commands_page.py from the parser: a change belongs there. -->\n\n"
     "After `make` the command is `.venv/bin/workbench`; `python -m workbench` is the same. `workbench COMMAND --help` "
@@ -31,51 +31,57 @@ NAMES_OF_TECHNIQUES = ", ".join(REGISTRY)
 
 def page() -> str:
     """The whole page, in Markdown."""
-    commands = choices(command_line._parser())
-    of_a_recipe = [list(map(row, visible_actions(commands[name]))) for name in COMMANDS if "recipe" in COMMANDS[name]]
-    shared = [line for line in of_a_recipe[0] if all(line in lines for lines in of_a_recipe)]
-    shared = [line for line in shared if not line.startswith("| `--json`")]
+    parsers = parsers_of_commands()
+    shared = rows_of_a_recipe(parsers)
     parts = [TITLE, overview(), RECIPE, table(shared)]
-    for name, command in commands.items():
-        parts += section(name, command, shared)
-    parts += ["## Cards", f"{len(GPUS)} are known by name: {code(NAMES_OF_CARDS)}."]
-    parts += [
-        "## Techniques",
-        f"What each shrinks, costs and takes says `workbench list`: {code(NAMES_OF_TECHNIQUES)}.",
-    ]
-    parts += ["## Exit codes", exit_codes()]
+    for name, parser in parsers.items():
+        parts += section(name, rows(parser), shared)
+    parts.append("## Cards")
+    parts.append(f"{len(GPUS)} are known by name: {code(NAMES_OF_CARDS)}.")
+    parts.append("## Techniques")
+    parts.append(f"What each shrinks, costs and takes says `workbench list`: {code(NAMES_OF_TECHNIQUES)}.")
+    parts.append("## Exit codes")
+    parts.append(exit_codes())
     return "\n\n".join(parts) + "\n"
 
 
-def choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Each command with its parser."""
-    for action in parser._actions:
+def parsers_of_commands() -> dict[str, argparse.ArgumentParser]:
+    for action in command_line._parser()._actions:
         if isinstance(action, argparse._SubParsersAction):
             return dict(action.choices)
     return {}
 
 
-def visible_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    return [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+def rows_of_a_recipe(parsers: dict[str, argparse.ArgumentParser]) -> list[str]:
+    """What all commands that take a recipe share. All print JSON too, which is nothing of a recipe's."""
+    takers = [rows(parsers[name]) for name in COMMANDS if "recipe" in COMMANDS[name]]
+    shared = []
+    for line in takers[0]:
+        if all(line in lines for lines in takers) and not line.startswith("| `--json`"):
+            shared.append(line)
+    return shared
 
 
 def overview() -> str:
-    lines = [f"| [`{name}`](#{name}) | {cell(command['help'])} |" for name, command in COMMANDS.items()]
+    lines = ["| command | |", "|---|---|"]
+    for name, command in COMMANDS.items():
+        lines.append(f"| [`{name}`](#{name}) | {cell(command['help'])} |")
     lines.append("| `--version` | versions, the device and where records lie, as an issue should tell them |")
-    return "\n".join(["| command | |", "|---|---|", *lines])
+    return "\n".join(lines)
 
 
-def section(name: str, command: argparse.ArgumentParser, shared: list[str]) -> list[str]:
-    parts = [
-        f"## {name}",
-        prose(str(inspect.getdoc(command_line.COMMAND_FUNCTIONS[name]) or sentence(COMMANDS[name]["help"]))),
-    ]
-    parts.append(f"```bash\nworkbench {COMMANDS[name]['example']}\n```")
-    rows = [row(action) for action in visible_actions(command)]
-    if "recipe" in COMMANDS[name]:
-        rows = [line for line in rows if line not in shared]
+def section(name: str, lines: list[str], shared: list[str]) -> list[str]:
+    """Of a command, with what it takes beside a recipe."""
+    command = COMMANDS[name]
+    docstring = inspect.getdoc(command_line.COMMAND_FUNCTIONS[name])
+    parts = [f"## {name}"]
+    parts.append(prose(docstring or sentence(command["help"])))
+    parts.append(f"```bash\nworkbench {command['example']}\n```")
+    if "recipe" in command:
+        lines = [line for line in lines if line not in shared]
         parts.append("Beside [a recipe](#a-recipe):")
-    return [*parts, table(rows)]
+    parts.append(table(lines))
+    return parts
 
 
 def prose(text: str) -> str:
@@ -92,12 +98,17 @@ def sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}{ending}"
 
 
-def table(rows: list[str]) -> str:
-    return "\n".join(["| | |", "|---|---|", *rows])
+def table(lines: list[str]) -> str:
+    return "\n".join(["| | |", "|---|---|", *lines])
 
 
-def row(action: argparse.Action) -> str:
-    return f"| {written(action)} | {meaning(action)} |"
+def rows(parser: argparse.ArgumentParser) -> list[str]:
+    """A line for each argument and option, but for `--help`."""
+    lines = []
+    for action in parser._actions:
+        if not isinstance(action, argparse._HelpAction):
+            lines.append(f"| {written(action)} | {meaning(action)} |")
+    return lines
 
 
 def written(action: argparse.Action) -> str:
@@ -130,17 +141,17 @@ def code(names: str) -> str:
 
 
 def exit_codes() -> str:
-    lines = str(command_line.__doc__).partition("exit codes:\n")[2].splitlines()
-    rows: list[str] = []
-    for line in lines:
+    listed = str(command_line.__doc__).partition("exit codes:\n")[2]
+    lines: list[str] = []
+    for line in listed.splitlines():
         number, _, text = line.strip().partition("  ")
         if number.isdigit():
-            rows.append(f"| {number} | {text.strip()} |")
+            lines.append(f"| {number} | {text.strip()} |")
         elif line.strip():  # it goes on
-            rows[-1] = rows[-1].removesuffix(" |") + f" {line.strip()} |"
-    return table(rows)
+            lines[-1] = lines[-1].removesuffix(" |") + f" {line.strip()} |"
+    return table(lines)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    write_whole(PAGE, page())
     print(f"{PAGE.name} is written")

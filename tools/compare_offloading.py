@@ -10,17 +10,24 @@ import json
 import subprocess
 import sys
 import tempfile
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from workbench.base.categories import format_bytes
+from workbench.base.paths import DATA, write_whole
+from workbench.gpus.catalogue import MIB
 
-GPU, BATCH, LENGTH, STEPS = "h100", 8, 1024, 3
-PAGE = Path(__file__).parents[1] / "data" / "reference" / "offloading.md"
+GPU = "h100"
+BATCH = 8
+LENGTH = 1024
+STEPS = 3
+PAGE = DATA / "reference" / "offloading.md"
 TRL = "TRL's `OffloadActivations`"
-LEAN = "gradient_checkpointing", "chunked_cross_entropy"
+LEAN = ("gradient_checkpointing", "chunked_cross_entropy")
+LIBRARIES = ("trl", "torchao", "torchao gradients")
 PROGRAMS: dict[str, tuple[str, ...]] = {  # techniques of the workbench, or a library's own
     "nothing waits": (),
     "**activations**": (),
@@ -47,85 +54,118 @@ peak of its page-locked memory, which it hands out in powers of two, and states 
 """
 
 
-def train(words: tuple[str, ...]) -> dict[str, int]:
-    """In a process under the emulator."""
+def main() -> None:
+    libraries = {"transformers": "transformers", "torchao": "torchao"}
+    programs = dict(PROGRAMS)
+    if find_spec("trl"):
+        libraries["trl"] = "TRL"
+    else:
+        del programs[TRL]
+    versions = ", ".join(f"{title} {version(package)}" for package, title in libraries.items())
+    page = HEAD.format(versions=versions)
+    for title, program in programs.items():
+        is_heading = title.startswith("**")
+        page += f"| {title} | {' | ' if is_heading else measured(program)} |\n"
+    write_whole(PAGE, page)
+
+
+def measured(program: tuple[str, ...]) -> str:
+    """The row's two numbers, from this file run by the emulator."""
+    with tempfile.NamedTemporaryFile() as file:
+        emulate = [sys.executable, "-m", "workbench", "emulate", "--gpu", GPU, "--"]
+        command = [sys.executable, __file__, file.name, *program]
+        subprocess.run([*emulate, *command], check=True)
+        peaks = json.loads(Path(file.name).read_text())
+    host = format_bytes(peaks["host"]) if peaks["host"] > MIB else "–"
+    return f"{format_bytes(peaks['device'])} | {host}"
+
+
+# ---- in a process under the emulator ----
+
+
+def train(program: tuple[str, ...]) -> dict[str, int]:
+    """The peaks of a training, on the device and on the host."""
     import torch
-    from datasets import Dataset
-    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+    from transformers import GPT2Config, GPT2LMHeadModel
 
     from workbench.models.family import family_of
     from workbench.techniques import parse_technique
 
-    techniques = [parse_technique(each) for each in words if each.partition(" ")[0] not in ("trl", "torchao")]
+    techniques = [parse_technique(part) for part in program if part not in LIBRARIES]
     model: Any = GPT2LMHeadModel(GPT2Config(use_cache=False))
     for technique in techniques:
-        model = call(model) if (call := technique.model(family_of(model.config))) else model
-    rows = Dataset.from_dict(dict.fromkeys(("input_ids", "labels"), [[1] * LENGTH] * BATCH * STEPS))
+        change_model = technique.model(family_of(model.config))
+        if change_model:
+            model = change_model(model)
     with tempfile.TemporaryDirectory() as folder:
-        quiet = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True}
-        arguments = TrainingArguments(folder, per_device_train_batch_size=BATCH, num_train_epochs=1, **quiet)
-        trainer: Any = Trainer(model, arguments, train_dataset=rows)
+        trainer = trainer_of(model, folder)
         for technique in techniques:
-            if call := technique.trainer():
-                call(trainer)
-        around = libraries(trainer, words)
-        step = trainer.training_step
-
-        def inside(*args: Any, **kwargs: Any) -> Any:
-            with around:
-                return step(*args, **kwargs)
-
-        trainer.training_step = inside
+            change_trainer = technique.trainer()
+            if change_trainer:
+                change_trainer(trainer)
+        surround_steps(trainer, with_library(trainer, program))
         trainer.train()
-    optimizer = trainer.optimizer.optimizer
-    parts = vars(optimizer).get("optim_dict", {}).values()
-    states = [t for held in parts for state in held.state.values() for t in state.values()]
     pinned = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
-    return {"device": torch.cuda.max_memory_allocated(), "host": pinned + sum(t.nbytes for t in states)}
+    states = bytes_of_states(trainer.optimizer.optimizer)
+    return {"device": torch.cuda.max_memory_allocated(), "host": pinned + states}
 
 
-def libraries(trainer: Any, words: tuple[str, ...]) -> Any:
+def trainer_of(model: Any, folder: str) -> Any:
+    from datasets import Dataset
+    from transformers import Trainer, TrainingArguments
+
+    rows = [[1] * LENGTH] * BATCH * STEPS
+    arguments = TrainingArguments(
+        folder,
+        per_device_train_batch_size=BATCH,
+        num_train_epochs=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    return Trainer(model, arguments, train_dataset=Dataset.from_dict({"input_ids": rows, "labels": rows}))
+
+
+def with_library(trainer: Any, program: tuple[str, ...]) -> AbstractContextManager[Any]:
     """What a library does to the trainer, and what it wants around each step."""
     import torch
 
-    if "trl" in words:
+    if "trl" in program:
         from trl.models.activation_offloading import get_act_offloading_ctx_manager
 
         return get_act_offloading_ctx_manager(trainer.model)
-    if words[-1:] in (("torchao",), ("torchao gradients",)):
+    if "torchao" in program or "torchao gradients" in program:
         from torchao.optim import CPUOffloadOptimizer
 
         options = trainer.get_optimizer_cls_and_kwargs(trainer.args)[1]
-        options |= {"optimizer_class": torch.optim.AdamW, "offload_gradients": "gradients" in words[-1]}
-        trainer.optimizer_cls_and_kwargs = CPUOffloadOptimizer, options
+        options["optimizer_class"] = torch.optim.AdamW
+        options["offload_gradients"] = "torchao gradients" in program
+        trainer.optimizer_cls_and_kwargs = (CPUOffloadOptimizer, options)
     return nullcontext()
 
 
-def emulated(words: tuple[str, ...]) -> str:
-    """The row's two numbers."""
-    with tempfile.NamedTemporaryFile() as file:
-        mine = [sys.executable, __file__, file.name, *words]
-        subprocess.run([sys.executable, "-m", "workbench", "emulate", "--gpu", GPU, "--", *mine], check=True)
-        found = json.loads(Path(file.name).read_text())
-    return f"{format_bytes(found['device'])} | {format_bytes(found['host']) if found['host'] > 2**20 else '–'}"
+def surround_steps(trainer: Any, surroundings: AbstractContextManager[Any]) -> None:
+    step = trainer.training_step
+
+    def surrounded_step(*args: Any, **kwargs: Any) -> Any:
+        with surroundings:
+            return step(*args, **kwargs)
+
+    trainer.training_step = surrounded_step
 
 
-def main() -> None:
-    import torchao
-    import transformers
-
-    versions = f"transformers {transformers.__version__}, torchao {torchao.__version__}"
-    if find_spec("trl"):
-        import trl
-
-        versions += f", TRL {trl.__version__}"
-    programs = {name: words for name, words in PROGRAMS.items() if words != ("trl",) or find_spec("trl")}
-    rows = (f"| {name} | {' | ' if name.startswith('**') else emulated(words)} |" for name, words in programs.items())
-    PAGE.write_text(HEAD.format(versions=versions) + "\n".join(rows) + "\n", encoding="utf-8")
+def bytes_of_states(optimizer: Any) -> int:
+    """On the host without being pinned: torchao's optimizer has one of PyTorch's for each parameter."""
+    total = 0
+    for of_parameter in vars(optimizer).get("optim_dict", {}).values():
+        for state in of_parameter.state.values():
+            total += sum(tensor.nbytes for tensor in state.values())
+    return total
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        Path(sys.argv[1]).write_text(json.dumps(train(tuple(sys.argv[2:]))))
+        file, *program = sys.argv[1:]
+        Path(file).write_text(json.dumps(train(tuple(program))))
     else:
         main()

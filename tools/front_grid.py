@@ -6,10 +6,12 @@ sequences. A verdict between two points is that of both, or "close". `docs/front
 """
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import compress, product
+from operator import itemgetter
 
 from workbench.gpus.catalogue import GPUS, MIB, Gpu
 from workbench.models.known import PUBLISHED
@@ -90,20 +92,26 @@ class Choice:
     @property
     def tokens(self) -> int:
         """Of a pass through the model."""
-        return self.length * (1 if self.accumulates else self.batch)
+        sequences = 1 if self.accumulates else self.batch
+        return self.length * sequences
 
     @property
     def curve(self) -> str:
         """The name of its set among the points of a model."""
-        dropped = ACCUMULATED if self.mode in ADAPTERS else ""
-        return "+".join([self.mode, *(name for name in self.switches if name != dropped)])
+        names = [self.mode, *self.switches]
+        if self.mode in ADAPTERS and self.accumulates:
+            names.remove(ACCUMULATED)
+        return "+".join(names)
 
     def recipe(self, gpu: Gpu = REFERENCE) -> Recipe:
-        techniques = [*MODES[self.mode], *(SWITCHES[name] for name in self.switches if name in SWITCHES)]
+        techniques = list(MODES[self.mode])
         if not gpu.device.computes_bf16:
-            techniques = [fp16_instead(technique) for technique in techniques]
-        if self.accumulates:
-            techniques.append(GradientAccumulation(steps=self.batch))
+            techniques = list(map(fp16_instead, techniques))
+        for name in self.switches:
+            if name == ACCUMULATED:
+                techniques.append(GradientAccumulation(steps=self.batch))
+            else:
+                techniques.append(SWITCHES[name])
         return recipe_of(self.model, techniques, self.batch, self.length)
 
 
@@ -156,14 +164,14 @@ def sets_of(model: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Every way to train with every combination of switches, but without accumulation."""
     names = switches_of(model)
     for mode in modes_of(model):
-        for chosen in product((False, True), repeat=len(names)):
-            yield mode, tuple(name for name, is_on in zip(names, chosen, strict=True) if is_on)
+        for is_on in product((False, True), repeat=len(names)):
+            yield mode, tuple(compress(names, is_on))
 
 
 def grid() -> Iterator[Choice]:
     for model in MODELS:
         shapes = SHAPES if is_gpt2(model) else LONG_SHAPES
-        lengths = (256, 1024) if is_gpt2(model) else (256, 1024, 2048)
+        lengths = sorted({length for _, length in shapes})
         for mode, switches in sets_of(model):
             for batch, length in shapes:
                 yield Choice(model, mode, switches, batch, length)
@@ -174,8 +182,10 @@ def grid() -> Iterator[Choice]:
 
 def key_of_grid() -> str:
     """Changes with every recipe of the grid, with the libraries' releases and with `committed.GENERATION`."""
-    keys = [committed.key(choice.recipe(), REFERENCE.name) for choice in grid()]
-    return hashlib.sha256("".join(keys).encode()).hexdigest()[:16]
+    digest = hashlib.sha256()
+    for choice in grid():
+        digest.update(committed.key(choice.recipe(), REFERENCE.name).encode())
+    return digest.hexdigest()[:16]
 
 
 # ---- what the page answers: front.js does the same ----
@@ -197,22 +207,28 @@ def extra_mib(gpu: Gpu) -> float:
 
 
 def answer(points: Points, choice: Choice, gpu: Gpu) -> Answer:
+    """Of the point with as many tokens, or between the one before and the one after."""
     rows = points[choice.model][choice.curve]
-    after = min(index for index, row in enumerate(rows) if row[0] >= choice.tokens)
-    ends = [rows[after]] if rows[after][0] == choice.tokens else rows[after - 1 : after + 1]
-    part = (choice.tokens - ends[0][0]) / (ends[-1][0] - ends[0][0]) if len(ends) > 1 else 0.0
-    of_this_kind = gpu.cublas_workspace_bytes == REFERENCE.cublas_workspace_bytes
-    margin = 0 if of_this_kind and is_predicted(choice) else MARGIN_MIB
-    verdicts = {verdict(row[1], row[2], gpu, margin) for row in ends}
+    index = bisect_left(rows, choice.tokens, key=itemgetter(0))
+    after = rows[index]
+    before = after
+    part = 0.0
+    if after[0] > choice.tokens:
+        before = rows[index - 1]
+        part = (choice.tokens - before[0]) / (after[0] - before[0])
+    is_of_this_kind = gpu.cublas_workspace_bytes == REFERENCE.cublas_workspace_bytes
+    margin = 0 if is_of_this_kind and is_predicted(choice) else MARGIN_MIB
+    first_verdict = verdict(before[1], before[2], gpu, margin)
+    last_verdict = verdict(after[1], after[2], gpu, margin)
     return Answer(
-        need=between(ends, 1, part) + extra_mib(gpu),
-        tensors=between(ends, 2, part) + extra_mib(gpu),
-        verdict=verdicts.pop() if len(verdicts) == 1 else CLOSE,
+        need=between(before[1], after[1], part) + extra_mib(gpu),
+        tensors=between(before[2], after[2], part) + extra_mib(gpu),
+        verdict=first_verdict if first_verdict == last_verdict else CLOSE,
     )
 
 
-def between(ends: list[list[int]], column: int, part: float) -> float:
-    return ends[0][column] + part * (ends[-1][column] - ends[0][column])
+def between(before: int, after: int, part: float) -> float:
+    return before + part * (after - before)
 
 
 def verdict(reserved: float, allocated: float, gpu: Gpu, margin: float) -> str:
@@ -221,7 +237,9 @@ def verdict(reserved: float, allocated: float, gpu: Gpu, margin: float) -> str:
     room = gpu.memory_bytes / MIB - extra_mib(gpu)
     if reserved + margin <= room:
         return FITS
-    return OVER if allocated - margin > room else CLOSE
+    if allocated - margin > room:
+        return OVER
+    return CLOSE
 
 
 @cache

@@ -5,15 +5,15 @@ has a relative address, which other sites do not follow.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
+from workbench.base.paths import ROOT
 from workbench.lessons.cards import step_on_card
 from workbench.techniques import GradientCheckpointing
 
-ROOT = Path(__file__).resolve().parent.parent
 FRONT = ROOT / "docs" / "front"
 DATA = ROOT / "data" / "front" / "predictions.json"
 PICTURE = "front.png"
@@ -36,17 +36,20 @@ def filled(repository: str = "") -> str:
     data = json.loads(DATA.read_text(encoding="utf-8"))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string((FRONT / "index.html").read_text(encoding="utf-8"))
+    # "</script>" in a title would end the script that holds the data
+    script_data = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     address = repository.removesuffix("/").removesuffix(".git")
+    raw_folder = f"{address}/raw/main/docs/front/" if address else ""
     return template.render(
         description=DESCRIPTION,
         repository=address,
-        picture=f"{address}/raw/main/docs/front/{PICTURE}" if address else PICTURE,
+        picture=f"{raw_folder}{PICTURE}",
         made_words=made_in_words(data["made"]),
         check_words=check_in_words(data["check"]),
         headline=data["headline"],
         table=table(data),
-        step=jinja2.utils.markupsafe.Markup(step_on_card(GradientCheckpointing()).data),  # as lesson 03 has it
-        data=jinja2.utils.markupsafe.Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")),
+        step=Markup(step_on_card(GradientCheckpointing()).data),  # as lesson 03 has it
+        data=Markup(script_data),
     )
 
 
@@ -59,25 +62,28 @@ def table(data: dict[str, Any]) -> dict[str, Any]:
     for model in data["models"]:
         needs = []
         for curve in TABLE.values():
-            (point,) = (point for point in model["points"][curve] if point[tokens] == TOKENS)
-            needs.append(f"{(point[reserved] + context) / 1024:.1f}")
+            reserved_by_tokens = {point[tokens]: point[reserved] for point in model["points"][curve]}
+            need = reserved_by_tokens[TOKENS] + context
+            needs.append(f"{need / 1024:.1f}")
         rows.append((model["title"], needs))
     return {"columns": list(TABLE), "rows": rows}
 
 
-def made_in_words(made: dict[str, Any]) -> str:
-    libraries = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+def made_in_words(facts: dict[str, Any]) -> str:
+    libraries = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     return (
-        f"Predicted, nothing was run: {made['predictions']:,} training steps on an emulated {made['card']}, which is "
-        f"PyTorch's own CUDA allocator without a GPU (source {made['source']}; {libraries}; workbench "
-        f"{made['workbench']}). Other cards are taken to differ by CUDA's context, cuBLAS's workspaces and their "
+        f"Predicted, nothing was run: {facts['predictions']:,} training steps on an emulated {facts['card']}, which "
+        f"is PyTorch's own CUDA allocator without a GPU (source {facts['source']}; {libraries}; workbench "
+        f"{facts['workbench']}). Other cards are taken to differ by CUDA's context, cuBLAS's workspaces and their "
         "memory. Between two predicted points the page interpolates along the tokens of a pass if both have the same "
         "answer, and says “close” if not."
     )
 
 
 def check_in_words(check: dict[str, Any]) -> str:
-    wrong = f"{check['wrong']} times the wrong verdict" if check["wrong"] else "never the wrong verdict"
+    wrong = "never the wrong verdict"
+    if check["wrong"]:
+        wrong = f"{check['wrong']} times the wrong verdict"
     return (
         f"Held against {check['choices']} other choices of model, set, batch, length and card, each predicted for "
         f"itself: {wrong}, {check['close']} times “close”. What is needed was off by {check['mean_error']:.1%} on "

@@ -66,18 +66,37 @@ from workbench.techniques import (
     StepInBackward,
 )
 
-# title, what becomes of the loss, what it costs, and how the command line names it
-MODE_WORDS = {
-    "full": ("Every parameter, 32 bits", "same", "the Trainer's default", []),
-    "mixed": ("Mixed precision", "nearly", REGISTRY["mixed_precision"].costs, ["mixed_precision"]),
-    "bf16": (
-        "bf16 weights, FlashOptim's AdamW",
-        "nearly",
-        "8 significant bits, and what FlashOptim keeps of the rest; on GPT-2 124M the loss was a tie",
-        ["pure_bf16", "optimizer=kind:adamw_flash"],
-    ),
-    "lora": ("LoRA, mixed precision", "another", REGISTRY["lora"].costs, ["lora", "mixed_precision"]),
-    "qlora": ("QLoRA, mixed precision", "another", REGISTRY["qlora"].costs, ["qlora", "mixed_precision"]),
+MODES_IN_WORDS = {
+    "full": {
+        "title": "Every parameter, 32 bits",
+        "loss": "same",
+        "costs": "the Trainer's default",
+        "command": [],
+    },
+    "mixed": {
+        "title": "Mixed precision",
+        "loss": "nearly",
+        "costs": REGISTRY["mixed_precision"].costs,
+        "command": ["mixed_precision"],
+    },
+    "bf16": {
+        "title": "bf16 weights, FlashOptim's AdamW",
+        "loss": "nearly",
+        "costs": "8 significant bits, and what FlashOptim keeps of the rest; on GPT-2 124M the loss was a tie",
+        "command": ["pure_bf16", "optimizer=kind:adamw_flash"],
+    },
+    "lora": {
+        "title": "LoRA, mixed precision",
+        "loss": "another",
+        "costs": REGISTRY["lora"].costs,
+        "command": ["lora", "mixed_precision"],
+    },
+    "qlora": {
+        "title": "QLoRA, mixed precision",
+        "loss": "another",
+        "costs": REGISTRY["qlora"].costs,
+        "command": ["qlora", "mixed_precision"],
+    },
 }
 PRICES = {"gelu": 0, "acc": 1, "chunk": 2, "ckpt": 3}  # by what each slows a step
 HEADLINE = (
@@ -136,8 +155,9 @@ def columns(prediction: Prediction) -> dict[str, int]:
     sizes = {
         "reserved": prediction.peak_reserved_bytes or 0,
         "allocated": prediction.peak_allocated_bytes,
-        **{name: prediction.by_category[name] for name in CATEGORIES},
     }
+    for name in CATEGORIES:
+        sizes[name] = prediction.by_category[name]
     return {name: round(size / MIB) for name, size in sizes.items()}
 
 
@@ -146,8 +166,9 @@ def make_points(kept: Kept) -> Points:
     points: Points = {model: {} for model in MODELS}
     began_at = time.monotonic()
     for number, choice in enumerate(choices, 1):
-        row = kept.predict(choice.recipe(), REFERENCE)
-        points[choice.model].setdefault(choice.curve, []).append([choice.tokens, *(row[name] for name in COLUMNS[1:])])
+        row = kept.predict(choice.recipe(), REFERENCE) | {"tokens": choice.tokens}
+        curve = points[choice.model].setdefault(choice.curve, [])
+        curve.append([row[name] for name in COLUMNS])
         if number % 50 == 0 or number == len(choices):
             minutes = (time.monotonic() - began_at) / 60
             print(f"{number:,} of {len(choices):,} predictions, {minutes:.0f} min: {choice.model}", flush=True)
@@ -179,20 +200,10 @@ def checked(points: Points, kept: Kept) -> dict[str, Any]:
     """Each choice predicted for its own card, and held against what the page says of it."""
     rows = []
     for choice, gpu in left_out():
-        real = kept.predict(choice.recipe(gpu), gpu)
-        said = answer(points, choice, gpu)
-        context = gpu.context_bytes_estimate / MIB
-        need = real["reserved"] + context
-        row = {
-            "choice": f"{choice.model} {choice.curve} {choice.batch}×{choice.length} on {gpu.name}",
-            "verdict": said.verdict,
-            "wrong": said.verdict != CLOSE and (said.verdict == FITS) != real["fits"],
-            "error": said.need / need - 1,
-            "tensors_error": said.tensors / (real["allocated"] + context) - 1,
-        }
-        rows.append(row)
+        row = compared(points, kept, choice, gpu)
         errors = f"need {row['error']:+.1%}, tensors {row['tensors_error']:+.1%}"
         print(f"{row['choice']}: {row['verdict']}, {errors}", flush=True)
+        rows.append(row)
     worst = max(rows, key=lambda row: abs(row["error"]))
     return {
         "choices": len(rows),
@@ -205,6 +216,20 @@ def checked(points: Points, kept: Kept) -> dict[str, Any]:
     }
 
 
+def compared(points: Points, kept: Kept, choice: Choice, gpu: Gpu) -> dict[str, Any]:
+    page_says = answer(points, choice, gpu)
+    real = kept.predict(choice.recipe(gpu), gpu)
+    context = gpu.context_bytes_estimate / MIB
+    said_to_fit = page_says.verdict == FITS
+    return {
+        "choice": f"{choice.model} {choice.curve} {choice.batch}×{choice.length} on {gpu.name}",
+        "verdict": page_says.verdict,
+        "wrong": page_says.verdict != CLOSE and said_to_fit != real["fits"],
+        "error": page_says.need / (real["reserved"] + context) - 1,
+        "tensors_error": page_says.tensors / (real["allocated"] + context) - 1,
+    }
+
+
 # ---- the file ----
 
 
@@ -213,7 +238,7 @@ def make_all() -> None:
     kept = Kept(BUILD / "front" / "predictions.jsonl")
     points = make_points(kept)
     data = {
-        "made": made_facts(sum(len(rows) for curves in points.values() for rows in curves.values())),
+        "made": made_facts(len(list(grid()))),
         "check": checked(points, kept),
         "headline": headline(),
         "columns": COLUMNS,
@@ -223,12 +248,13 @@ def make_all() -> None:
         "adapters": ADAPTERS,
         "length": POINTS_LENGTH,
         "switches": switch_facts(),
-        "modes": mode_facts(),
+        "modes": MODES_IN_WORDS,
         "cards": [card_facts(gpu) for gpu in COMMON.values()],
         "models": [model_facts(model, points[model]) for model in MODELS],
     }
-    DATA.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(DATA, json.dumps(data, separators=(",", ":")).replace('"points":', '\n"points":') + "\n")
+    text = json.dumps(data, separators=(",", ":"))
+    text = text.replace('"points":', '\n"points":')  # a line for each model, so that a change can be seen
+    write_whole(DATA, f"{text}\n")
 
 
 def made_facts(predictions: int) -> dict[str, Any]:
@@ -269,19 +295,13 @@ def switch_facts() -> dict[str, dict[str, Any]]:
     techniques = {ACCUMULATED: GradientAccumulation(), **SWITCHES}
     facts = {}
     for name, technique in techniques.items():
+        settings = "=steps:{batch}" if name == ACCUMULATED else ""  # which the page fills in
         facts[name] = {
-            "title": REGISTRY[technique.name].title,
-            "costs": REGISTRY[technique.name].costs,
+            "title": technique.title,
+            "costs": technique.costs,
             "price": PRICES[name],
-            "command": [technique.name + ("=steps:{batch}" if name == ACCUMULATED else "")],
+            "command": [f"{technique.name}{settings}"],
         }
-    return facts
-
-
-def mode_facts() -> dict[str, dict[str, Any]]:
-    facts = {}
-    for name, (title, loss, costs, command) in MODE_WORDS.items():
-        facts[name] = {"title": title, "loss": loss, "costs": costs, "command": command}
     return facts
 
 
@@ -300,9 +320,12 @@ def card_facts(gpu: Gpu) -> dict[str, Any]:
 
 
 def model_facts(model: str, curves: dict[str, list[list[int]]]) -> dict[str, Any]:
-    of_model = [choice for choice in grid() if choice.model == model]
-    shapes = {(choice.batch, choice.length) for choice in of_model if not choice.accumulates}
-    accumulated = {(choice.batch, choice.length) for choice in of_model if choice.accumulates}
+    shapes = set()
+    accumulated = set()
+    for choice in grid():
+        if choice.model == model:
+            of_its_kind = accumulated if choice.accumulates else shapes
+            of_its_kind.add((choice.batch, choice.length))
     return {
         "name": model,
         "title": MODELS[model],

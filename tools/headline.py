@@ -166,8 +166,9 @@ def memory(ladder: Ladder) -> pd.DataFrame:
             "operations": prediction.flops,
             "memory_source": prediction.source,
         }
-        categories = {f"{category}_bytes": size for category, size in prediction.by_category.items()}
-        rows.append(row | categories)
+        for category, size in prediction.by_category.items():
+            row[f"{category}_bytes"] = size
+        rows.append(row)
     table = pd.DataFrame(rows)
     table["operations"] /= table["operations"][0]
     table.insert(2, "smaller", table["peak_allocated_bytes"][0] / table["peak_allocated_bytes"])
@@ -176,14 +177,16 @@ def memory(ladder: Ladder) -> pd.DataFrame:
 
 def on_cards(ladder: Ladder) -> pd.DataFrame:
     """Of the rungs that name a card: whether a run there ends, and one on the rung before."""
+    columns = ["card", "memory", "the rung before", "this rung"]
     recipes = climbed(ladder)
     rows = []
     for number, rung in enumerate(ladder.rungs):
         if rung.gpu:
+            memory = rung.memory or find_gpu(rung.gpu).data_sheet
             before = how_it_ended(recipes[number - 1], rung.gpu, rung.memory)
             here = how_it_ended(recipes[number], rung.gpu, rung.memory)
-            rows.append((rung.gpu, rung.memory or find_gpu(rung.gpu).data_sheet, before, here))
-    return pd.DataFrame(rows, columns=["card", "memory", "the rung before", "this rung"])
+            rows.append((rung.gpu, memory, before, here))
+    return pd.DataFrame(rows, columns=columns)
 
 
 def how_it_ended(recipe: Recipe, gpu: str, memory: str | None) -> str:
@@ -202,15 +205,12 @@ def how_it_ended(recipe: Recipe, gpu: str, memory: str | None) -> str:
 def losses(recipes: Iterable[Recipe]) -> pd.DataFrame:
     """The held-out loss of each set of techniques on the small model, at its best rate, the verdict on it, and its
     speed beside the baseline's, where others left the machine alone.
-
-    What needs a GPU and changes no loss is left out; a set that needs one is not in the table.
     """
     cpu = Device.find("cpu")
     small_recipes = {}
     for recipe in recipes:
-        techniques = [t for t in recipe.techniques if t.numerics is not Numerics.EXACT or not t.missing(cpu)]
-        if not any(technique.missing(cpu) for technique in techniques):
-            small = Recipe(techniques=tuple(techniques), **SEARCHED)
+        small = on_the_small_model(recipe, cpu)
+        if small:
             small_recipes[small.label] = small
     baseline, *others = small_recipes.values()  # a ladder's first rung has no technique
     runs = side_by_side(baseline, *others, seeds=SEEDS, device="cpu", reuse=True)
@@ -218,21 +218,40 @@ def losses(recipes: Iterable[Recipe]) -> pd.DataFrame:
     return table.loc[list(small_recipes), LOSSES].rename_axis("techniques").reset_index()
 
 
+def on_the_small_model(recipe: Recipe, cpu: Device) -> Recipe | None:
+    """What needs a GPU and changes no loss is left out. None for a set that needs one and changes it."""
+    techniques = []
+    for technique in recipe.techniques:
+        if not technique.missing(cpu):
+            techniques.append(technique)
+        elif technique.numerics is not Numerics.EXACT:
+            return None
+    return Recipe(techniques=tuple(techniques), **SEARCHED)
+
+
 def peers(gpu: str = "rtx3090") -> pd.DataFrame:
     """What other programs need for a step of the same model and batch: each runs as it is, on the emulated GPU."""
     rows = []
     for peer in PEERS:
+        title = peer.title
         if peer.package and find_spec(peer.package) is None:
-            rows.append((peer.title, pd.NA, f"not tried: pip install {peer.package}"))
+            rows.append((title, pd.NA, f"not tried: pip install {peer.package}"))
             continue
-        title = f"{peer.title}, {peer.package} {version(peer.package)}" if peer.package else peer.title
-        script, *arguments = peer.command
-        command = ["python", str(SCRIPTS / script), *arguments]
-        emulation = emulate(command, find_gpu(gpu), history=False, output=sys.stderr)
-        devices = chain.from_iterable(process["devices"] for process in emulation.processes)
-        peak = max((device["peak_allocated_bytes"] for device in devices), default=pd.NA)
-        rows.append((title, peak, f"emulated:{gpu}"))
+        if peer.package:
+            title += f", {peer.package} {version(peer.package)}"
+        rows.append((title, emulated_peak(peer, gpu), f"emulated:{gpu}"))
     return pd.DataFrame(rows, columns=["program", "peak_allocated_bytes", "source"])
+
+
+def emulated_peak(peer: Peer, gpu: str) -> Any:
+    """Bytes that were allocated; NA of a program that used no card."""
+    script, *arguments = peer.command
+    command = ["python", str(SCRIPTS / script), *arguments]
+    emulation = emulate(command, find_gpu(gpu), history=False, output=sys.stderr)
+    peaks = []
+    for process in emulation.processes:
+        peaks += [device["peak_allocated_bytes"] for device in process["devices"]]
+    return max(peaks, default=pd.NA)
 
 
 if __name__ == "__main__":

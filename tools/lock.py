@@ -9,13 +9,16 @@ hashes are those of every file of a version on the package index, so one lock se
     pip install --require-hashes --no-deps -r requirements.lock -r requirements-cuda.lock   # Linux with CUDA
 """
 
-import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+from packaging.utils import canonicalize_name as canonical
 
 ROOT = Path(__file__).resolve().parent.parent
 PINS = ROOT / "requirements.txt"
+HASH = "--hash=sha256:"
 QUIET = ("--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links", "--no-config", "--quiet")
 # Builds of a pin that are not on the package index. PyTorch's CPU index; computed from the file itself.
 OTHER_BUILDS = {
@@ -25,24 +28,47 @@ OTHER_BUILDS = {
 }
 
 
-def entries(lock: str) -> dict[str, set[str]]:
-    """`name==version` to its hashes. Continuation lines carry one hash each."""
-    joined = lock.replace("\\\n", " ")
-    lines = (line.split() for line in joined.splitlines() if line.strip() and not line.startswith("#"))
-    hashes = "--hash=sha256:"
-    return {words[0]: {word.removeprefix(hashes) for word in words if word.startswith(hashes)} for words in lines}
+def main() -> None:
+    locked = compile_lock("--no-deps")
+    for pin, hashes in OTHER_BUILDS.items():
+        locked[pin] |= hashes
+    write(ROOT / "requirements.lock", locked, "The pins of requirements.txt with the hashes of all their files.")
+    with_cuda = compile_lock("--python-platform", "x86_64-unknown-linux-gnu")
+    for pin in locked:
+        with_cuda.pop(pin, None)
+    write(ROOT / "requirements-cuda.lock", with_cuda, "What PyTorch's CUDA build needs besides, on Linux.")
+
+
+# ---- reading ----
+
+
+def content_lines(text: str) -> Iterator[str]:
+    """Without comments and empty lines."""
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            yield line
 
 
 def pins(text: str) -> dict[str, str]:
     """`name==version` to the platforms that it is for, as in PEP 508; empty where it is for all."""
-    found = (line.partition(";") for line in text.splitlines() if line.strip() and not line.startswith("#"))
-    parts = ((*pin.strip().split("=="), platforms.strip()) for pin, _, platforms in found)
-    return {f"{canonical(name)}=={version}": platforms for name, version, platforms in parts}
+    platforms_by_pin = {}
+    for line in content_lines(text):
+        pin, _, platforms = line.partition(";")
+        name, version = pin.strip().split("==")
+        platforms_by_pin[f"{canonical(name)}=={version}"] = platforms.strip()
+    return platforms_by_pin
 
 
-def canonical(name: str) -> str:
-    """As in PEP 503."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+def entries(lock: str) -> dict[str, set[str]]:
+    """`name==version` to its hashes, which a lock has on lines of their own: a backslash joins them."""
+    hashes_by_pin = {}
+    for line in content_lines(lock.replace("\\\n", " ")):
+        pin, *parts = line.split()
+        hashes_by_pin[pin] = {part.removeprefix(HASH) for part in parts if part.startswith(HASH)}
+    return hashes_by_pin
+
+
+# ---- writing ----
 
 
 def compile_lock(*options: str) -> dict[str, set[str]]:
@@ -52,26 +78,15 @@ def compile_lock(*options: str) -> dict[str, set[str]]:
 
 def write(path: Path, locked: dict[str, set[str]], title: str) -> None:
     platforms = pins(PINS.read_text(encoding="utf-8"))
-    blocks = [
-        " \\\n".join(
-            [
-                f"{pin} ; {platforms[pin]}" if platforms.get(pin) else pin,
-                *(f"    --hash=sha256:{digest}" for digest in sorted(digests)),
-            ]
-        )
-        for pin, digests in sorted(locked.items())
-    ]
-    path.write_text("\n".join([f"# {title} Written by tools/lock.py.", *blocks]) + "\n", encoding="utf-8")
-
-
-def main() -> None:
-    every = compile_lock("--no-deps")
-    for pin, digests in OTHER_BUILDS.items():
-        every[pin] |= digests
-    write(ROOT / "requirements.lock", every, "The pins of requirements.txt with the hashes of all their files.")
-    with_cuda = compile_lock("--python-platform", "x86_64-unknown-linux-gnu")
-    more = {pin: digests for pin, digests in with_cuda.items() if pin not in every}
-    write(ROOT / "requirements-cuda.lock", more, "What PyTorch's CUDA build needs besides, on Linux.")
+    text = f"# {title} Written by tools/lock.py.\n"
+    for pin, hashes in sorted(locked.items()):
+        text += pin
+        if platforms.get(pin):
+            text += f" ; {platforms[pin]}"
+        for digest in sorted(hashes):
+            text += f" \\\n    {HASH}{digest}"
+        text += "\n"
+    path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

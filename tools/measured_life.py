@@ -22,11 +22,11 @@ from workbench.models.load import quiet
 from workbench.prediction.empty_host import HostTracker
 from workbench.prediction.emulated_life import NoMeter, Walk
 from workbench.prediction.phases import Habits, Peak
-from workbench.training.arguments import training_arguments
+from workbench.training.arguments import build_training_arguments
 from workbench.training.job import Job, prepare
-from workbench.training.place import Values, load_for
+from workbench.training.ongoing import RealDevice
 from workbench.training.run import only_run
-from workbench.training.trainer import SeamTrainer, assemble
+from workbench.training.trainer import MeteredTrainer, build_trainer
 from workbench.training.world import World
 
 
@@ -40,8 +40,8 @@ def measure_life(recipe: Recipe, device: str, habits: Habits) -> tuple[Peak, ...
     """
     with only_run(recipe), ExitStack() as stack:
         job = prepare(recipe, World.find(device))
-        if job.lacking:
-            raise UnavailableError(job.lacking)
+        if job.missing:
+            raise UnavailableError(job.missing)
         for technique in job.recipe.techniques:
             stack.enter_context(technique.run_context())
         stack.enter_context(quiet())
@@ -86,17 +86,19 @@ class MeasuredWalk(Walk):
         pass  # it has what it has
 
     def load(self) -> Any:
-        model = load_for(self.job, Values()).to(self.device)
+        model = RealDevice().load(self.job).to(self.device)
         if self.device.type == "cpu":  # the tracker has not seen weights that come out of a file
             self.host.label([*model.parameters(), *model.buffers()], Category.WEIGHTS)
         return model
 
-    def assemble(self, model: Any) -> SeamTrainer:
+    def build_trainer(self, model: Any) -> MeteredTrainer:
         held_out = self.job.data["eval_dataset"]
-        rows = [row % len(held_out) for row in range(self.habits.held_out_rows or len(held_out))]
+        count = self.habits.held_out_rows or len(held_out)
+        rows = [row % len(held_out) for row in range(count)]  # more than there are: from the first one again
         data = self.job.data | {"eval_dataset": held_out.select(rows)}
-        arguments = training_arguments(self.job.arguments | {"report_to": "none"}, self.device.type, self.scratch)
-        return assemble(self.job.recipe, model, data, arguments, NoMeter(), [])
+        settings = self.job.arguments | {"report_to": "none"}
+        arguments = build_training_arguments(settings, self.device.type, self.scratch)
+        return build_trainer(self.job.recipe, model, data, arguments, NoMeter(), [])
 
 
 def resident_peak() -> int:
@@ -114,8 +116,8 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("device", choices=["cpu", "cuda", "mps"])
     parser.add_argument("--settings", default="", help="as `predict --life` takes them")
-    asked = parser.parse_args()
-    for peak in measure_life(Recipe(model=asked.model), asked.device, Habits.parse(asked.settings)):
+    args = parser.parse_args()
+    for peak in measure_life(Recipe(model=args.model), args.device, Habits.parse(args.settings)):
         print(f"{peak.phase:14}{peak.allocated_bytes:>16,}{peak.reserved_bytes:>16,}{peak.host_bytes:>16,}")
 
 

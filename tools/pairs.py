@@ -8,9 +8,10 @@
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
-from itertools import combinations
+from functools import partial
+from itertools import chain, combinations
 from pathlib import Path
 
 import pandas as pd
@@ -18,13 +19,17 @@ import pandas as pd
 from workbench.advise.pairs import EMULATED, MEASURED, matrix, refusals
 from workbench.base.errors import ConfigurationError, OutOfMemoryError, UnavailableError
 from workbench.gpus.emulator import place
+from workbench.journal.record import Record
 from workbench.recipe import Recipe, parse_recipe
-from workbench.techniques import REGISTRY, technique
+from workbench.techniques import REGISTRY
+from workbench.techniques import technique as find_technique
 from workbench.training.run import run
 from workbench.training.world import refuse_several_ranks
 
 UNAVAILABLE = "unavailable"
 CARD = "emulated:h100"  # for what this machine cannot run
+
+RunRecipe = Callable[[Recipe], Record]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -37,7 +42,9 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     refuse_several_ranks()
     recipe = parse_recipe({"model": args.model, "steps": args.steps}, changes=args.set)
-    names = [technique(name).name for name in args.technique] or [entry.name for entry in recipe.techniques]
+    names = [find_technique(name).name for name in args.technique]
+    if not names:
+        names = [technique.name for technique in recipe.techniques]
     with redirect_stdout(sys.stderr):
         table = pairs(recipe, names or None)
     print(matrix(table).to_string())
@@ -49,7 +56,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def pairs(
-    recipe: Recipe, names: Iterable[str] | None = None, *, device: str | None = None, folder: Path | None = None
+    recipe: Recipe,
+    names: Iterable[str] | None = None,
+    *,
+    device: str | None = None,
+    folder: Path | None = None,
 ) -> pd.DataFrame:
     """Every technique alone and every pair of them, at their default settings, on one recipe.
 
@@ -63,49 +74,52 @@ def pairs(
     if recipe.steps < 2:
         raise ConfigurationError("pairs: steps must be at least 2: the states of an optimizer are not there before.")
     chosen = sorted(REGISTRY if names is None else names)
-    wanted = [(name, name) for name in chosen] + list(combinations(chosen, 2))
-    here = measured(recipe.baseline, wanted, device, folder)
+    alone = [(name, name) for name in chosen]
+    wanted = alone + list(combinations(chosen, 2))
+    here = measured(recipe.baseline, wanted, partial(run, device=device, reuse=True, folder=folder))
     lacking = here[here["verdict"] == UNAVAILABLE]
     if lacking.empty or not place.is_set_up():
         return here
-    emulated = on_the_card(recipe.baseline, list(zip(lacking["one"], lacking["other"], strict=True)), folder)
+    lacking_pairs = list(zip(lacking["one"], lacking["other"], strict=True))
+    emulated = on_the_card(recipe.baseline, lacking_pairs, folder)
     both = pd.concat([here.drop(lacking.index), emulated])
     return both.sort_values(["one", "other"], ignore_index=True)
 
 
 def on_the_card(baseline: Recipe, lacking: list[tuple[str, str]], folder: Path | None) -> pd.DataFrame:
     """The rows of these pairs, emulated: with them run their techniques alone, which they are held against."""
-    names = {name for pair in lacking for name in pair}
-    alone = [(name, name) for name in sorted(names)]
-    wanted = list(dict.fromkeys(alone + lacking))
-    table = measured(baseline, wanted, CARD, folder).set_index(["one", "other"])
-    return table.loc[lacking].reset_index()
+    names = sorted(set(chain.from_iterable(lacking)))
+    alone = [(name, name) for name in names]
+    wanted = list(dict.fromkeys(alone + lacking))  # some of which are lacking, too
+    table = measured(baseline, wanted, partial(run, device=CARD, reuse=True, folder=folder))
+    return table.set_index(["one", "other"]).loc[lacking].reset_index()
 
 
-def measured(baseline: Recipe, wanted: list[tuple[str, str]], device: str | None, folder: Path | None) -> pd.DataFrame:
+def measured(baseline: Recipe, wanted: list[tuple[str, str]], run_recipe: RunRecipe) -> pd.DataFrame:
     """A row for each pair that is wanted, run on one device."""
-    peak = run(baseline, device=device, reuse=True, folder=folder).peak_allocated_bytes or 0
-    rows = [(one, other, *verdict(baseline, {one, other}, device, folder)) for one, other in wanted]
+    baseline_peak = run_recipe(baseline).peak_allocated_bytes or 0
+    rows = []
+    for first, second in wanted:
+        rows.append((first, second, *verdict(baseline, {first, second}, run_recipe)))
     columns = ["one", "other", "verdict", "reason", "peak_allocated_bytes", "memory_source"]
     table = pd.DataFrame(rows, columns=columns).astype({"peak_allocated_bytes": "Int64"})
+    peaks = table["peak_allocated_bytes"]
+    table["saved_fraction"] = 1 - peaks / baseline_peak
+    # what the pair saves beyond the better of the two techniques alone
     is_pair = table["one"] != table["other"]
     alone = table[~is_pair].set_index("one")["peak_allocated_bytes"]
     both_alone = pd.concat([table["one"].map(alone), table["other"].map(alone)], axis=1)
-    beyond = (both_alone.min(axis=1, skipna=False) - table["peak_allocated_bytes"]) / peak
-    return table.assign(
-        saved_fraction=1 - table["peak_allocated_bytes"] / peak,
-        saved_beyond_fraction=beyond.where(is_pair),
-    )
+    better = both_alone.min(axis=1, skipna=False)
+    table["saved_beyond_fraction"] = ((better - peaks) / baseline_peak).where(is_pair)
+    return table
 
 
-def verdict(
-    recipe: Recipe, names: set[str], device: str | None, folder: Path | None
-) -> tuple[str, str, int | None, str]:
+def verdict(recipe: Recipe, names: set[str], run_recipe: RunRecipe) -> tuple[str, str, int | None, str]:
     """The verdict, its reason, and the peak with its source."""
     try:
         for name in sorted(names):
             recipe = recipe | REGISTRY[name]()
-        record = run(recipe, device=device, reuse=True, folder=folder)
+        record = run_recipe(recipe)
     except UnavailableError as error:
         return UNAVAILABLE, str(error), None, ""
     except ConfigurationError as error:
@@ -113,9 +127,10 @@ def verdict(
     except OutOfMemoryError as error:
         return "oom", str(error), None, ""
     except Exception as error:  # one pair that fails must not hide the others
-        return "failed", f"{type(error).__name__}: {str(error).splitlines()[0]}", None, ""
-    emulated = record.memory_source.startswith("emulated")
-    return EMULATED if emulated else MEASURED, "", record.peak_allocated_bytes, record.memory_source
+        first_line = str(error).splitlines()[0]
+        return "failed", f"{type(error).__name__}: {first_line}", None, ""
+    outcome = EMULATED if record.memory_source.startswith("emulated") else MEASURED
+    return outcome, "", record.peak_allocated_bytes, record.memory_source
 
 
 if __name__ == "__main__":

@@ -6,21 +6,26 @@ Each rank takes 8 × 1,024 tokens a step, however many ranks there are. Nothing 
 """
 
 import sys
+from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 
 import pandas as pd
 
 from workbench import Recipe, predict
 from workbench.base.categories import format_bytes
 from workbench.base.errors import WorkbenchError
+from workbench.base.paths import DATA, write_whole
 from workbench.techniques import parse_technique
 from workbench.training.ranks.shards import SHARDS
 
-MODELS, RANKS, GPU = ("gpt2", "gpt2-medium", "gpt2-xl"), (1, 2, 4, 8), "h100"
-BATCH, LENGTH = 8, 1024  # of one rank
+MODELS = ("gpt2", "gpt2-medium", "gpt2-xl")
+RANKS = (1, 2, 4, 8)
+GPU = "h100"
+BATCH = 8  # of one rank
+LENGTH = 1024
 TECHNIQUES = ("", "gradient_checkpointing")
-FOLDER = Path(__file__).parents[1] / "data" / "reference"
+TIME_LIMIT_S = 500
+CSV = DATA / "reference" / "ranks.csv"
 HEAD = f"""# One rank of several, by the emulated H100
 
 Full fine-tuning in fp32 with AdamW, {BATCH} × {LENGTH:,} tokens on **each** rank: a step has more sequences the more
@@ -33,48 +38,71 @@ written by `python tools/per_rank.py`.
 """
 
 
+def main() -> None:
+    models = sys.argv[1:] or MODELS
+    rows = pd.DataFrame([row(*cell) for cell in product(models, TECHNIQUES, SHARDS, RANKS)])
+    table = pd.concat([rows_of_others(models), rows], ignore_index=True)
+    table = table.sort_values("model", key=order_of_models, kind="stable", ignore_index=True)
+    table.to_csv(CSV, index=False)
+    write_whole(CSV.with_suffix(".md"), text(table))
+
+
 def row(model: str, technique: str, shard: str, ranks: int) -> dict[str, object]:
     """One cell, or why there is none."""
-    techniques = (parse_technique(technique),) if technique else ()
-    recipe = Recipe(model=model, effective_batch_size=BATCH * ranks, sequence_length=LENGTH, techniques=techniques)
-    asked = {"model": model, "technique": technique, "shard": shard, "ranks": ranks}
+    recipe = Recipe(
+        model=model,
+        effective_batch_size=BATCH * ranks,
+        sequence_length=LENGTH,
+        techniques=(parse_technique(technique),) if technique else (),
+    )
+    case: dict[str, object] = {"model": model, "technique": technique, "shard": shard, "ranks": ranks}
     try:
-        found = predict(recipe, GPU, ranks=ranks, shard=shard, time_limit=500)
+        prediction = predict(recipe, GPU, ranks=ranks, shard=shard, time_limit=TIME_LIMIT_S)
     except WorkbenchError as error:
-        return {**asked, "remark": str(error)}
-    sizes = {"allocated_bytes": found.peak_allocated_bytes, "reserved_bytes": found.peak_reserved_bytes}
-    facts = {"source": found.source, "fits": found.fits, "peak_phase": found.peak_phase}
-    return {**asked, **sizes, **facts, **found.by_category}
+        return case | {"remark": str(error)}
+    figures = {
+        "allocated_bytes": prediction.peak_allocated_bytes,
+        "reserved_bytes": prediction.peak_reserved_bytes,
+        "source": prediction.source,
+        "fits": prediction.fits,
+        "peak_phase": prediction.peak_phase,
+    }
+    return case | figures | prediction.by_category
+
+
+def rows_of_others(models: Sequence[str]) -> pd.DataFrame:
+    """What the file has of other models."""
+    if not CSV.exists():
+        return pd.DataFrame()
+    table = pd.read_csv(CSV).fillna({"technique": ""})
+    return table[~table["model"].isin(models)]
+
+
+def order_of_models(names: pd.Series) -> pd.Series:
+    return names.map(MODELS.index)
 
 
 def text(table: pd.DataFrame) -> str:
     """A table for each model, with and without the technique."""
-    parts = [HEAD]
+    lines = [HEAD]
     for (model, technique), rows in table.groupby(["model", "technique"], sort=False):
-        parts.append(f"\n## {model}{', ' + technique if technique else ''}\n")
-        parts.append("| shard | " + " | ".join(f"{n} rank{'s' * (n > 1)}" for n in RANKS) + " |")
-        parts.append("|---|" + "---|" * len(RANKS))
+        lines.append(f"\n## {', '.join(filter(None, [model, technique]))}\n")
+        lines.append(line_of(["shard", "1 rank", *(f"{ranks} ranks" for ranks in RANKS[1:])]))
+        lines.append("|---|" + "---|" * len(RANKS))
         for shard, cells in rows.groupby("shard", sort=False):
-            parts.append(f"| `{shard}` | " + " | ".join(map(cell, cells.to_dict("records"))) + " |")
-    return "\n".join(parts) + "\n"
+            lines.append(line_of([f"`{shard}`", *map(cell, cells.to_dict("records"))]))
+    return "\n".join(lines) + "\n"
 
 
-def cell(of: dict[str, float]) -> str:
-    if pd.isna(of["allocated_bytes"]):
+def line_of(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def cell(figures: dict[str, float]) -> str:
+    if pd.isna(figures["allocated_bytes"]):
         return "not predicted"
-    return f"{format_bytes(int(of['allocated_bytes']))} ({format_bytes(int(of['reserved_bytes']))})"
-
-
-def main() -> None:
-    known = FOLDER / "ranks.csv"
-    kept = pd.read_csv(known, keep_default_na=True).fillna({"technique": ""}) if known.exists() else pd.DataFrame()
-    chosen = sys.argv[1:] or MODELS
-    made = [row(*cell_of) for cell_of in product(chosen, TECHNIQUES, SHARDS, RANKS)]
-    others = kept[~kept["model"].isin(chosen)] if len(kept) else kept
-    table = pd.concat([others, pd.DataFrame(made)], ignore_index=True)
-    table = table.sort_values("model", key=lambda names: names.map(MODELS.index), kind="stable", ignore_index=True)
-    table.to_csv(known, index=False)
-    (FOLDER / "ranks.md").write_text(text(table), encoding="utf-8")
+    allocated = format_bytes(figures["allocated_bytes"])
+    return f"{allocated} ({format_bytes(figures['reserved_bytes'])})"
 
 
 if __name__ == "__main__":

@@ -13,19 +13,32 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
-import tomllib
+from collections import Counter
+from contextlib import chdir
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from programs import OFFLINE, REAL, link
+from programs import (
+    OFFLINE,
+    REAL,
+    Row,
+    Table,
+    command_of,
+    copied,
+    emulator,
+    lacking_checkout,
+    link,
+    quietly,
+    read_table,
+    try_all,
+)
 
 from workbench.base.categories import format_bytes
 from workbench.base.errors import WorkbenchError
+from workbench.base.patches import change_environment
 from workbench.base.paths import DATA
 from workbench.fit import search
 from workbench.gpus.catalogue import gpu as find_gpu
@@ -47,177 +60,211 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--cpu-python", default=sys.executable)
     args = parser.parse_intermixed_args()
-    programs = tomllib.loads((REAL / "programs.toml").read_text(encoding="utf-8"))
-    plans = tomllib.loads((REAL / "plans.toml").read_text(encoding="utf-8"))
-    table = {name: programs.get(name, {}) | entry for name, entry in plans.items()}
-    known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+    checkouts = args.checkouts.resolve()
+    programs = read_table("programs.toml")
+    table = {name: programs.get(name, {}) | entry for name, entry in read_table("plans.toml").items()}
     search.ANSWERS = dict.fromkeys(Numerics, 1)
-    for name, program in table.items():
-        if args.names and name not in args.names:
-            continue
-        known[name] = outcome(program, args.checkouts.resolve(), args.python, args.cpu_python)
-        print(f"{name:28} {json.dumps(known[name])}", flush=True)
-        ordered = {name: known[name] for name in table if name in known}
-        RESULTS.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
-        RESULTS.with_suffix(".md").write_text(page(table, ordered), encoding="utf-8")
+    find_outcome = partial(outcome, checkouts=checkouts, python=args.python, cpu_python=args.cpu_python)
+    try_all(table, args.names, RESULTS, outcome=find_outcome, in_words=json.dumps, page=page)
     return 0
 
 
-def outcome(program: dict[str, Any], checkouts: Path, python: str, cpu_python: str) -> dict[str, Any]:
+# ---- one script ----
+
+
+def outcome(program: Row, checkouts: Path, python: str, cpu_python: str) -> Row:
     """What became of one script."""
-    source = checkouts / program["repository"].partition("/")[2]
-    asked = ["git", "-C", str(source), "rev-parse", "HEAD"]
-    commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-    if commit != program["commit"]:
-        return {"refused": f"no checkout of {program['commit'][:9]} in {source.name}"}
+    reason = lacking_checkout(program, checkouts)
+    if reason:
+        return {"refused": reason}
     variables = OFFLINE | program.get("environment", {})
-    before = dict(os.environ)
-    here = Path.cwd()
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, source.name)
-        shutil.copytree(source, copy, ignore=shutil.ignore_patterns(".git"))
-        try:
-            os.environ.update(variables)
-            os.chdir(copy / program.get("folder", ""))
-            return planned(program, python, cpu_python)
-        finally:
-            os.chdir(here)
-            os.environ.clear()
-            os.environ.update(before)
+    with copied(program, checkouts) as folder, change_environment(variables), chdir(folder):
+        return planned(program, python, cpu_python)
 
 
-def planned(program: dict[str, Any], python: str, cpu_python: str) -> dict[str, Any]:
+def planned(program: Row, python: str, cpu_python: str) -> Row:
     """The plan for a script in this folder."""
     making = [str(REAL / "made_for_plans.py"), *program.get("made", ())]
-    made = subprocess.run([cpu_python, *making], capture_output=True, text=True, check=False)
-    is_drawn = made.returncode == 0
+    data = quietly([cpu_python, *making])
+    is_drawn = data.returncode == 0
     if not is_drawn:
         # torchvision's CUDA build needs a PyTorch with CUDA even to be imported; on a card, large weights are zeros
-        emulate = [sys.executable, "-m", "workbench.gpus.emulator", "--python", python, "--no-history", "--"]
-        made = subprocess.run([*emulate, python, *making], capture_output=True, text=True, check=False)
-    if made.returncode:
-        return {"refused": f"its data could not be made: {made.stderr.strip()[-200:]}"}
-    for replace in program.get("replace", ()):
-        text = Path(replace["file"]).read_text(encoding="utf-8")
-        assert replace["old"] in text
-        Path(replace["file"]).write_text(text.replace(replace["old"], replace["new"]), encoding="utf-8")
-    command = [python if word == "python" else word for word in shlex.split(program["command"])]
+        data = quietly([*emulator(python), "--no-history", "--", python, *making])
+    if data.returncode:
+        return {"refused": f"its data could not be made: {data.stderr.strip()[-200:]}"}
+    for replacement in program.get("replace", ()):
+        replace_text(Path(replacement["file"]), replacement["old"], replacement["new"])
+    command = command_of(program, python)
     gpu = program.get("gpu", "t4")
-    began = time.monotonic()
+    began_at = time.monotonic()
     try:
-        as_it_is = search.fit(command, gpu, time_limit_s=SECONDS)
-        reserved = as_it_is.needed_bytes - find_gpu(gpu).context_bytes_estimate
-        budget = find_gpu(gpu).context_bytes_estimate + int(SHARE * reserved)
-        began = time.monotonic()
+        budget = smaller_budget(command, gpu)
+        began_at = time.monotonic()
         fit = search.fit(command, gpu, budget=budget, time_limit_s=SECONDS, write=True)
     except WorkbenchError as error:
-        return {"refused": without_folders(str(error), python), "seconds": round(time.monotonic() - began)}
-    answers = [answer.to_dict() for answer in fit.candidates]
-    row = {
+        return {"refused": without_folders(str(error), python), "seconds": round(time.monotonic() - began_at)}
+    row = row_of(fit, budget, python) | {"seconds": round(time.monotonic() - began_at)}
+    print(fit, flush=True)
+    # zeros would have equal losses whatever was changed
+    if is_drawn and fit.written_reserved_bytes and fit.candidates[0].numerics is Numerics.EXACT:
+        row |= losses_of_both(command, fit.written, cpu_python)
+    return row
+
+
+def replace_text(file: Path, old: str, new: str) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def smaller_budget(command: list[str], gpu: str) -> int:
+    """CUDA's context, and a part of what the script reserves as it is."""
+    context = find_gpu(gpu).context_bytes_estimate
+    as_it_is = search.fit(command, gpu, time_limit_s=SECONDS)
+    return context + int(SHARE * (as_it_is.needed_bytes - context))
+
+
+def row_of(fit: search.Fit, budget: int, python: str) -> Row:
+    candidates = []
+    for candidate in fit.candidates:
+        facts = candidate.to_dict()
+        facts["edits"] = [without_folders(edit, python) for edit in facts["edits"]]
+        candidates.append(facts)
+    return {
         "needed_bytes": fit.needed_bytes,
         "budget_bytes": budget,
         "fits": fit.fits,
         "seen": fit.tokens,
-        "candidates": [
-            {**answer, "edits": [without_folders(edit, python) for edit in answer["edits"]]} for answer in answers
-        ],
+        "candidates": candidates,
         "failed": list(fit.failed),
         "skipped": dict(fit.skipped),
         "ended": fit.ended,
         "written": [without_folders(line, python) for line in fit.written],
         "written_reserved_bytes": fit.written_reserved_bytes,
-        "seconds": round(time.monotonic() - began),
     }
-    print(fit, flush=True)
-    if is_drawn and fit.written_reserved_bytes and fit.candidates[0].numerics is Numerics.EXACT:
-        (changed,) = [line for line in fit.written if line.startswith(BY_ITSELF)]
-        row["losses"] = losses_on_the_cpu(shlex.join(command), cpu_python)
-        if isinstance(row["losses"], list):
-            row["losses_changed"] = losses_on_the_cpu(changed.removeprefix(BY_ITSELF), cpu_python)
-        print(row["losses"], row.get("losses_changed"), flush=True)
+
+
+# ---- its losses ----
+
+
+def losses_of_both(command: list[str], written: tuple[str, ...], python: str) -> Row:
+    """Of the script, and of the changed one, which the plan says how to run by itself."""
+    row: Row = {"losses": losses_on_the_cpu(shlex.join(command), python)}
+    (changed,) = [line for line in written if line.startswith(BY_ITSELF)]
+    if isinstance(row["losses"], list):
+        row["losses_changed"] = losses_on_the_cpu(changed.removeprefix(BY_ITSELF), python)
+    print(row["losses"], row.get("losses_changed"), flush=True)
     return row
 
 
 def losses_on_the_cpu(command: str, python: str) -> list[float] | str:
     """Those of the first steps; or why there are none."""
-    words = shlex.split(command)
-    variables = {}
-    while "=" in words[0]:
-        name, _, variables[name] = words.pop(0).partition("=")
-    asked = [python, str(REAL / "first_losses.py"), str(CPU_STEPS), *words[1:]]
+    parts = shlex.split(command)
+    variables = dict(os.environ)
+    while "=" in parts[0]:
+        name, _, value = parts.pop(0).partition("=")
+        variables[name] = value
+    first_losses = [python, str(REAL / "first_losses.py"), str(CPU_STEPS), *parts[1:]]
     try:
-        done = subprocess.run(
-            asked, env=os.environ | variables, capture_output=True, text=True, timeout=CPU_SECONDS, check=False
-        )
+        done = quietly(first_losses, env=variables, timeout=CPU_SECONDS)
     except subprocess.TimeoutExpired:
         return f"not done in {CPU_SECONDS:.0f} s"
     try:
         losses: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
         return losses
     except (IndexError, ValueError):
-        return without_folders((done.stderr.strip().splitlines() or ["it ended without steps"])[-1][:120], python)
+        lines = done.stderr.strip().splitlines() or ["it ended without steps"]
+        return without_folders(lines[-1][:120], python)
 
 
 def without_folders(line: str, python: str) -> str:
     """The folders of this machine are nobody's concern."""
-    return re.sub(r"/\S*/site-packages/", "", line.replace(python, "python").replace(f"{Path.cwd()}{os.sep}", ""))
+    line = line.replace(python, "python")
+    line = line.replace(f"{Path.cwd()}{os.sep}", "")
+    return re.sub(r"/\S*/site-packages/", "", line)
 
 
-def page(table: dict[str, Any], known: dict[str, Any]) -> str:
+# ---- the page ----
+
+
+def page(table: Table, results: Table) -> str:
     """The table as people read it."""
-    changed = [row for row in known.values() if row.get("candidates")]
-    equal = [row for row in changed if row["written_reserved_bytes"] == row["candidates"][0]["reserved_bytes"]]
-    compared = [row for row in changed if isinstance(row.get("losses_changed"), list)]
-    alike = [row for row in compared if difference(row) < AS_ROUNDED]
+    counts: Counter[str] = Counter()
+    for row in results.values():
+        if row.get("candidates"):
+            counts["changed"] += 1
+            counts["equal"] += row["written_reserved_bytes"] == planned_bytes(row)
+        if isinstance(row.get("losses_changed"), list):
+            counts["compared"] += 1
+            counts["alike"] += difference(row) < AS_ROUNDED
     lines = [
         "# Scripts of others, made to fit",
         "",
-        f"{len(known)} public scripts, each as its authors wrote it, on made data and random weights. `workbench plan` "
-        "was asked to bring them under three quarters of what they reserve, and CUDA's context, with one answer of "
-        f"each kind of loss: {len(changed)} have an answer. The changed script was written and run by itself where "
-        f"that can be: {len(equal)} reserve what was planned, to the byte. Where the change is exact, both took "
-        f"{CPU_STEPS} steps on the CPU, without dropout and autocast: {len(alike)} of the {len(compared)} that run "
-        "there find the same losses up to rounding. Written by `tools/plans.py`; "
+        f"{len(results)} public scripts, each as its authors wrote it, on made data and random weights. `workbench "
+        "plan` was asked to bring them under three quarters of what they reserve, and CUDA's context, with one answer "
+        f"of each kind of loss: {counts['changed']} have an answer. The changed script was written and run by itself "
+        f"where that can be: {counts['equal']} reserve what was planned, to the byte. Where the change is exact, both "
+        f"took {CPU_STEPS} steps on the CPU, without dropout and autocast: {counts['alike']} of the "
+        f"{counts['compared']} that run there find the same losses up to rounding. Written by `tools/plans.py`; "
         "[plans.toml](../../../tools/real/plans.toml) and [programs.toml](../../../tools/real/programs.toml) have the "
         "commits and commands. Nothing was measured on a GPU. Back to [your script](../../../docs/your_script.md).",
         "",
         "| script | what it is | as it is | plan | written, and run by itself | losses on the CPU | seconds |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, row in known.items():
+    for name, row in results.items():
         program = table[name]
         cells = [link(name, program), program["kind"], *cells_of(row), str(row.get("seconds", ""))]
-        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+        cells = [cell.replace("|", "/") for cell in cells]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def cells_of(row: dict[str, Any]) -> list[str]:
+def cells_of(row: Row) -> list[str]:
     """As it is, the plan, what was written, and the losses."""
     if "refused" in row:
         return ["", row["refused"], "", ""]
     need = f"{format_bytes(row['needed_bytes'])}, of {format_bytes(row['budget_bytes'])}"
-    found = [f"{a['numerics']}: {a['label']}, {format_bytes(a['needed_bytes'])}" for a in row["candidates"]]
-    if not found:
-        found = [row["ended"] or f"none: {len(row['failed'])} sets ran out of memory too"]
-    written = row["written"][-1].strip() if row["written"] else ""  # above it stands the patch
-    if row["written_reserved_bytes"]:
-        planned_bytes = row["candidates"][0]["reserved_bytes"]
-        written = f"{row['written_reserved_bytes']:,} bytes, "
-        written += "as planned" if row["written_reserved_bytes"] == planned_bytes else f"the plan had {planned_bytes:,}"
-    return [need, "; ".join(found), written, losses_in_words(row)]
+    return [need, plan_in_words(row), written_in_words(row), losses_in_words(row)]
 
 
-def losses_in_words(row: dict[str, Any]) -> str:
+def plan_in_words(row: Row) -> str:
+    answers = []
+    for candidate in row["candidates"]:
+        need = format_bytes(candidate["needed_bytes"])
+        answers.append(f"{candidate['numerics']}: {candidate['label']}, {need}")
+    if answers:
+        return "; ".join(answers)
+    return row["ended"] or f"none: {len(row['failed'])} sets ran out of memory too"
+
+
+def written_in_words(row: Row) -> str:
+    reserved = row["written_reserved_bytes"]
+    if not reserved:
+        return row["written"][-1].strip() if row["written"] else ""  # above it stands the patch
+    if reserved == planned_bytes(row):
+        return f"{reserved:,} bytes, as planned"
+    return f"{reserved:,} bytes, the plan had {planned_bytes(row):,}"
+
+
+def planned_bytes(row: Row) -> int:
+    """Of the first answer, which is the one that is written."""
+    reserved: int = row["candidates"][0]["reserved_bytes"]
+    return reserved
+
+
+def losses_in_words(row: Row) -> str:
     losses = row.get("losses_changed", "")
     if isinstance(row.get("losses"), str):
         return f"not compared: {row['losses']}"
     if isinstance(losses, str):
         return f"not compared: {losses}" if losses else ""
     alike = "the same" if difference(row) < AS_ROUNDED else "NOT the same"
-    return f"{alike}: {', '.join(f'{loss:.6g}' for loss in losses)}; they differ by {difference(row):.1e}"
+    shown_losses = ", ".join(f"{loss:.6g}" for loss in losses)
+    return f"{alike}: {shown_losses}; they differ by {difference(row):.1e}"
 
 
-def difference(row: dict[str, Any]) -> float:
+def difference(row: Row) -> float:
     """Of the losses, at most, as a part of them."""
     pairs = zip(row["losses"], row["losses_changed"], strict=True)
     return max(abs(changed - loss) / max(abs(loss), 1e-12) for loss, changed in pairs)

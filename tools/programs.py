@@ -17,17 +17,25 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from workbench.base.paths import DATA
+from workbench.base.paths import DATA, write_whole
+from workbench.gpus.catalogue import MIB
 
 REAL = Path(__file__).resolve().with_name("real")
 RESULTS = DATA / "reference" / "real" / "programs.json"
 OUTCOMES = ("unchanged", "failed", "wrong", "not run")
 TIMED_OUT = 124
-MIB = 2**20
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "disabled", "TRACKIO_DISABLED": "1"}
+
+Row = dict[str, Any]
+Table = dict[str, Row]
 
 
 def main() -> int:
@@ -36,112 +44,227 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--python", default=sys.executable)
     args = parser.parse_args()
-    table = tomllib.loads((REAL / "programs.toml").read_text(encoding="utf-8"))
-    known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+    table = read_table("programs.toml")
+    find_outcome = partial(outcome, checkouts=args.checkouts, python=args.python)
+    results = try_all(table, args.names, RESULTS, outcome=find_outcome, in_words=in_words, page=page)
+    return any(row["outcome"] == "wrong" for row in results.values())
+
+
+# ---- shared with plans.py ----
+
+
+def read_table(name: str) -> Table:
+    return tomllib.loads((REAL / name).read_text(encoding="utf-8"))
+
+
+def try_all(
+    table: Table,
+    names: list[str],
+    file: Path,
+    *,
+    outcome: Callable[[Row], Row],
+    in_words: Callable[[Row], str],
+    page: Callable[[Table, Table], str],
+) -> Table:
+    """Those that are named, or all. What comes of each is printed, and written at once: as JSON and beside it as a
+    page, in the order of the table, with what is there already of the others that it still has."""
+    results: Table = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     for name, program in table.items():
-        if args.names and name not in args.names:
+        if names and name not in names:
             continue
-        known[name] = outcome(program, args.checkouts, args.python)
-        print(f"{name:28} {told(known[name])}", flush=True)
-        ordered = {name: known[name] for name in table if name in known}
-        RESULTS.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
-        RESULTS.with_suffix(".md").write_text(page(table, ordered), encoding="utf-8")
-    return any(row["outcome"] == "wrong" for row in known.values())
+        results[name] = outcome(program)
+        print(f"{name:28} {in_words(results[name])}", flush=True)
+        in_order = {name: results[name] for name in table if name in results}
+        write_whole(file, json.dumps(in_order, indent=1) + "\n")
+        write_whole(file.with_suffix(".md"), page(table, in_order))
+    return results
 
 
-def outcome(program: dict[str, Any], checkouts: Path, python: str) -> dict[str, Any]:
-    """What became of one program."""
-    if "not_run" in program:
-        return {"outcome": "not run", "cause": program["not_run"]}
-    source = checkouts / program["repository"].partition("/")[2]
-    asked = ["git", "-C", str(source), "rev-parse", "HEAD"]
-    commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-    if commit != program["commit"]:
-        return {"outcome": "not run", "cause": f"no checkout of {program['commit'][:9]} in {source.name}"}
+def checkout_of(program: Row, checkouts: Path) -> Path:
+    return checkouts / program["repository"].partition("/")[2]
+
+
+def lacking_checkout(program: Row, checkouts: Path) -> str:
+    """Why there is none at the program's commit; empty if there is."""
+    checkout = checkout_of(program, checkouts)
+    commit = quietly(["git", "-C", str(checkout), "rev-parse", "HEAD"]).stdout.strip()
+    if commit == program["commit"]:
+        return ""
+    return f"no checkout of {program['commit'][:9]} in {checkout.name}"
+
+
+@contextmanager
+def copied(program: Row, checkouts: Path) -> Iterator[Path]:
+    """The program's folder in a copy of its checkout, which is there meanwhile."""
+    checkout = checkout_of(program, checkouts)
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, source.name)
-        shutil.copytree(source, copy, ignore=shutil.ignore_patterns(".git"))
-        return ran(program, copy / program.get("folder", ""), Path(folder, "counted"), python)
+        copy = Path(folder, checkout.name)
+        shutil.copytree(checkout, copy, ignore=shutil.ignore_patterns(".git"))
+        yield copy / program.get("folder", "")
 
 
-def ran(program: dict[str, Any], folder: Path, counted: Path, python: str) -> dict[str, Any]:
-    counted.mkdir()
-    variables = os.environ | OFFLINE | program.get("environment", {})
-    if "packages" in program:
-        packages = counted.with_name("packages")
-        installing = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--target"]
-        installed = subprocess.run([*installing, str(packages), *program["packages"]], check=False)
-        if installed.returncode:
-            return {"outcome": "not run", "cause": f"pip could not install {', '.join(program['packages'])}"}
-        put_in_front(variables, packages)
-    emulate = [sys.executable, "-m", "workbench.gpus.emulator", "--python", python]
-    if program.get("made"):  # on a card too: torchvision's CUDA build needs a PyTorch with CUDA even to be imported
-        making = [*emulate, "--no-history", "--", python, str(REAL / "made.py"), *program["made"]]
-        made = subprocess.run(making, cwd=folder, env=variables, capture_output=True, text=True, check=False)
-        if made.returncode:
-            return {"outcome": "not run", "cause": f"its data could not be made: {last_line(made.stderr)}"}
-    command = [python if word == "python" else word for word in shlex.split(program["command"])]
-    options = ["--gpu", program.get("gpu", "t4"), "--ranks", str(program.get("ranks", 1)), "--json"]
-    options += ["--timeout", str(program.get("seconds", 120))]
-    put_in_front(variables, REAL / "counting")
-    variables["COUNTED_IN"] = str(counted)
-    done = subprocess.run(
-        [*emulate, *options, "--", *command], cwd=folder, env=variables, capture_output=True, text=True, check=False
-    )
-    try:
-        report = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        return {"outcome": "failed", "cause": last_line(done.stderr)}
-    counts = [json.loads(path.read_text()) for path in counted.glob("*.json")]
-    devices = [device for process in report["processes"] for device in process["devices"]]
-    found = {
-        "peak_allocated_bytes": max((device["peak_allocated_bytes"] for device in devices), default=0),
-        "peak_reserved_bytes": report["peak_reserved_bytes"],
-        "least_bytes": max((count["bytes"] for count in counts), default=0),
-        "steps": max((count["steps"] for count in counts), default=0),
-        "at_least": report["lower_bound"],
-        "torch": next((process["torch"] for process in report["processes"]), None),
-    }
-    status = report["exit_status"]
-    if status not in (0, TIMED_OUT) or not devices:
-        cause = "used no GPU" if status == 0 else last_line(done.stderr)
-        return {"outcome": "failed", "cause": cause, **found}
-    if not found["least_bytes"] and not program.get("without_weights"):
-        return {"outcome": "failed", "cause": "no weights were seen at work on the card", **found}
-    if found["peak_allocated_bytes"] < found["least_bytes"]:
-        return {"outcome": "wrong", "cause": "the peak lies under what it held", **found}
-    if status == TIMED_OUT and found["steps"] < 2:
-        lines = [line.strip() for line in report["stuck_at"].splitlines() if " in " in line]
-        innermost = re.sub(r"/\S*/", "", "; ".join(lines[:3]))
-        return {"outcome": "failed", "cause": f"no second step when its time was over; {innermost}", **found}
-    return {"outcome": "unchanged", "ended_by": "the clock" if status == TIMED_OUT else "itself", **found}
+def command_of(program: Row, python: str) -> list[str]:
+    return [python if word == "python" else word for word in shlex.split(program["command"])]
 
 
-def put_in_front(variables: dict[str, str], folder: Path) -> None:
-    variables["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [variables.get("PYTHONPATH")])])
+def emulator(python: str) -> list[str]:
+    return [sys.executable, "-m", "workbench.gpus.emulator", "--python", python]
 
 
-def last_line(text: str) -> str:
-    """The innermost error of what was written, without the paths of this machine."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line.split(":")[0] or "error:" in line]
-    last = (errors or lines or ["nothing was written"])[-1]
-    return re.sub(r"/\S*/", "", last)[:300]
+def quietly(command: list[str], **options: Any) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
-def link(name: str, program: dict[str, Any]) -> str:
+def link(name: str, program: Row) -> str:
     """To the program, at its commit."""
     return f"[{name}](https://github.com/{program['repository']}/tree/{program['commit']}/{program.get('folder', '')})"
 
 
-def page(table: dict[str, Any], known: dict[str, Any]) -> str:
+# ---- one program ----
+
+
+def outcome(program: Row, checkouts: Path, python: str) -> Row:
+    """What became of one program."""
+    reason = program.get("not_run") or lacking_checkout(program, checkouts)
+    if reason:
+        return {"outcome": "not run", "cause": reason}
+    with copied(program, checkouts) as folder, tempfile.TemporaryDirectory() as aside:
+        return ran(program, folder, Path(aside, "counted"), python)
+
+
+def ran(program: Row, folder: Path, counted: Path, python: str) -> Row:
+    counted.mkdir()
+    variables = os.environ | OFFLINE | program.get("environment", {})
+    reason = install_packages(program, counted.with_name("packages"), variables, python)
+    reason = reason or make_data(program, folder, variables, python)
+    if reason:
+        return {"outcome": "not run", "cause": reason}
+    put_in_front(variables, REAL / "counting")
+    variables["COUNTED_IN"] = str(counted)
+    done = quietly(emulated_command(program, python), cwd=folder, env=variables)
+    try:
+        report = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        return {"outcome": "failed", "cause": last_line(done.stderr)}
+    return judged(program, report, figures_of(report, counted), done.stderr)
+
+
+def install_packages(program: Row, folder: Path, variables: dict[str, str], python: str) -> str:
+    """Its own, if it names any, beside those of the interpreter. Why that failed; nothing if it did not."""
+    if "packages" not in program:
+        return ""
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"]
+    installed = subprocess.run([*pip, "--target", str(folder), *program["packages"]], check=False)
+    if installed.returncode:
+        return f"pip could not install {', '.join(program['packages'])}"
+    put_in_front(variables, folder)
+    return ""
+
+
+def make_data(program: Row, folder: Path, variables: dict[str, str], python: str) -> str:
+    """What it wants to find in its folder. Why that failed; nothing if it did not."""
+    if not program.get("made"):
+        return ""
+    # on a card too: torchvision's CUDA build needs a PyTorch with CUDA even to be imported
+    command = [*emulator(python), "--no-history", "--", python, str(REAL / "made.py"), *program["made"]]
+    done = quietly(command, cwd=folder, env=variables)
+    if done.returncode:
+        return f"its data could not be made: {last_line(done.stderr)}"
+    return ""
+
+
+def emulated_command(program: Row, python: str) -> list[str]:
+    """On its card, until it ends or its time is over."""
+    options = ["--gpu", program.get("gpu", "t4"), "--ranks", str(program.get("ranks", 1))]
+    options += ["--timeout", str(program.get("seconds", 120)), "--json"]
+    return [*emulator(python), *options, "--", *command_of(program, python)]
+
+
+def put_in_front(variables: dict[str, str], folder: Path) -> None:
+    before = filter(None, [variables.get("PYTHONPATH")])
+    variables["PYTHONPATH"] = os.pathsep.join([str(folder), *before])
+
+
+def figures_of(report: Row, counted: Path) -> Row:
+    """Of its processes the largest, as the emulator reports it, and as it was counted in the process itself."""
+    processes = report["processes"]
+    devices = chain.from_iterable(process["devices"] for process in processes)
+    counts = [json.loads(path.read_text()) for path in counted.glob("*.json")]
+    return {
+        "peak_allocated_bytes": largest(devices, "peak_allocated_bytes"),
+        "peak_reserved_bytes": report["peak_reserved_bytes"],
+        "least_bytes": largest(counts, "bytes"),
+        "steps": largest(counts, "steps"),
+        "at_least": report["lower_bound"],
+        "torch": processes[0]["torch"] if processes else None,
+    }
+
+
+def largest(rows: Iterable[Row], name: str) -> int:
+    return max((row[name] for row in rows), default=0)
+
+
+def judged(program: Row, report: Row, figures: Row, stderr: str) -> Row:
+    """Unchanged, failed or wrong, with the cause."""
+    status = report["exit_status"]
+    used_a_gpu = any(process["devices"] for process in report["processes"])
+    verdict = {"outcome": "failed"}
+    if status == 0 and not used_a_gpu:
+        verdict["cause"] = "used no GPU"
+    elif status not in (0, TIMED_OUT) or not used_a_gpu:
+        verdict["cause"] = last_line(stderr)
+    elif not figures["least_bytes"] and not program.get("without_weights"):
+        verdict["cause"] = "no weights were seen at work on the card"
+    elif figures["peak_allocated_bytes"] < figures["least_bytes"]:
+        verdict = {"outcome": "wrong", "cause": "the peak lies under what it held"}
+    elif status == TIMED_OUT and figures["steps"] < 2:
+        verdict["cause"] = f"no second step when its time was over; {innermost_lines(report['stuck_at'])}"
+    else:
+        ended_by = "the clock" if status == TIMED_OUT else "itself"
+        verdict = {"outcome": "unchanged", "ended_by": ended_by}
+    return verdict | figures
+
+
+def innermost_lines(stack: str) -> str:
+    lines = [line.strip() for line in stack.splitlines() if " in " in line]
+    return without_folders("; ".join(lines[:3]))
+
+
+def last_line(text: str) -> str:
+    """The innermost error of what was written, without the paths of this machine."""
+    last = "nothing was written"
+    last_error = ""
+    for line in filter(None, map(str.strip, text.splitlines())):
+        last = line
+        if "Error" in line.partition(":")[0] or "error:" in line:
+            last_error = line
+    return without_folders(last_error or last)[:300]
+
+
+def without_folders(text: str) -> str:
+    return re.sub(r"/\S*/", "", text)
+
+
+def in_words(row: Row) -> str:
+    if "peak_allocated_bytes" not in row:
+        return f"{row['outcome']}: {row['cause']}"
+    peak = row["peak_allocated_bytes"] / MIB
+    least = row["least_bytes"] / MIB
+    text = f"{row['outcome']:10} peak {peak:8,.0f} MiB, at the least {least:8,.1f} MiB, {row['steps']} steps"
+    return f"{text}  {row.get('cause', '')}"
+
+
+# ---- the page ----
+
+
+def page(table: Table, results: Table) -> str:
     """The table as people read it."""
-    outcomes = [row["outcome"] for row in known.values()]
-    counted = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in OUTCOMES if outcome in outcomes)
+    outcomes = Counter(row["outcome"] for row in results.values())
+    counts = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if name in outcomes)
     lines = [
         "# Programs of others on an emulated card",
         "",
-        f"{len(known)} public programs, each as its authors wrote it: {counted}. Written by `tools/programs.py`; "
+        f"{len(results)} public programs, each as its authors wrote it: {counts}. Written by `tools/programs.py`; "
         "[programs.toml](../../../tools/real/programs.toml) has the commits and commands. That a program ran does not "
         "say that its peak is right; beside it stands what weights, gradients and states held at the least, counted "
         "apart from any allocator. Back to [the emulated GPU](../emulator.md#programs-of-others).",
@@ -149,21 +272,28 @@ def page(table: dict[str, Any], known: dict[str, Any]) -> str:
         "| program | what it is | card | outcome | peak, MiB | at the least, MiB | steps | its authors measured, GB |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for name, row in known.items():
+    for name, row in results.items():
         program = table[name]
-        peak = least = steps = ""
-        if row["outcome"] == "unchanged":
-            bound = "≥ " if row["at_least"] else ""
-            peak = f"{bound}{row['peak_allocated_bytes'] / MIB:,.0f}"
-            least = f"{row['least_bytes'] / MIB:,.1f}"
-            steps = str(row["steps"])
-        cause = f": {row['cause']}".replace("|", "/") if "cause" in row else ""
-        cells = [link(name, program), program["kind"], program.get("gpu", "t4"), row["outcome"] + cause]
-        lines.append(f"| {' | '.join([*cells, peak, least, steps, published(program, row)])} |")
+        verdict = row["outcome"]
+        if "cause" in row:
+            verdict += f": {row['cause']}".replace("|", "/")
+        cells = [link(name, program), program["kind"], program.get("gpu", "t4"), verdict]
+        cells += cells_of_figures(row)
+        cells.append(published(program, row))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def published(program: dict[str, Any], row: dict[str, Any]) -> str:
+def cells_of_figures(row: Row) -> list[str]:
+    """The peak, what it held at the least, and steps, of a program that ran."""
+    if row["outcome"] != "unchanged":
+        return ["", "", ""]
+    bound = "≥ " if row["at_least"] else ""
+    peak = f"{bound}{row['peak_allocated_bytes'] / MIB:,.0f}"
+    return [peak, f"{row['least_bytes'] / MIB:,.1f}", str(row["steps"])]
+
+
+def published(program: Row, row: Row) -> str:
     """What the authors say of the peak, and how far off ours is: equal if it is so when it is rounded as theirs."""
     if "published" not in program or row["outcome"] != "unchanged":
         return ""
@@ -171,17 +301,10 @@ def published(program: dict[str, Any], row: dict[str, Any]) -> str:
     decimals = len(theirs.partition(".")[2])
     gigabytes = row["peak_allocated_bytes"] / 1e9
     is_equal = f"{gigabytes:.{decimals}f}" == theirs
-    verdict = "equal" if is_equal else f"here {gigabytes:.{decimals}f}, {gigabytes / float(theirs) - 1:+.1%}"
+    verdict = "equal"
+    if not is_equal:
+        verdict = f"here {gigabytes:.{decimals}f}, {gigabytes / float(theirs) - 1:+.1%}"
     return f"[{theirs}]({program['published']['source']}), {verdict}"
-
-
-def told(row: dict[str, Any]) -> str:
-    if "peak_allocated_bytes" not in row:
-        return f"{row['outcome']}: {row['cause']}"
-    peak = row["peak_allocated_bytes"] / MIB
-    least = row["least_bytes"] / MIB
-    words = f"{row['outcome']:10} peak {peak:8,.0f} MiB, at the least {least:8,.1f} MiB, {row['steps']} steps"
-    return f"{words}  {row.get('cause', '')}"
 
 
 if __name__ == "__main__":

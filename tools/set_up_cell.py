@@ -16,19 +16,24 @@ if importlib.util.find_spec("workbench") is None:
         raise ModuleNotFoundError(f"The workbench is missing here. Install it: pip install {shlex.join(wanted)}")
     # What the platform has stays as it is, PyTorch with its CUDA above all: pip gets a list of what it may not change.
     # Where nothing can be installed beside all of that, the list is PyTorch and its libraries alone.
-    every = {str(one.metadata["Name"]): one.version for one in distributions()}
-    every = {name: v for name, v in every.items() if re.match(r"[\d.]+((a|b|rc|.post|.dev)\d+)*(\+|$)", v)}
-    torch = {name: v for name, v in every.items() if name.startswith(("torch", "triton", "nvidia-", "cuda-"))}
+    everything = {}
+    torch_alone = {}
+    for package in distributions():
+        name = str(package.metadata["Name"])
+        if re.match(r"[\d.]+((a|b|rc|.post|.dev)\d+)*(\+|$)", package.version):
+            everything[name] = package.version
+            if name.startswith(("torch", "triton", "nvidia-", "cuda-")):
+                torch_alone[name] = package.version
     constraints = Path(tempfile.gettempdir(), "kept.txt")
-    for kept in (every, torch):
-        constraints.write_text("".join(f"{name}=={v}\n" for name, v in kept.items()))
+    for kept in (everything, torch_alone):
+        constraints.write_text("".join(f"{name}=={version}\n" for name, version in kept.items()))
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--constraint", str(constraints), *wanted]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode == 0:
             break
     else:
         raise RuntimeError(
-            f"{done.stderr[-2000:]}\npip cannot install the workbench beside PyTorch {every.get('torch')}, which is "
-            "kept. If a newer one is wanted, choose the platform's newest runtime or environment."
+            f"{done.stderr[-2000:]}\npip cannot install the workbench beside PyTorch {everything.get('torch')}, which "
+            "is kept. If a newer one is wanted, choose the platform's newest runtime or environment."
         )
     importlib.invalidate_caches()

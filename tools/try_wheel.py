@@ -14,123 +14,52 @@ the installed package.
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
-from email.parser import HeaderParser
 from pathlib import Path
+from typing import NamedTuple
 from zipfile import ZipFile
 
-from lock import PINS, ROOT, canonical
+from lock import PINS, ROOT, canonical, content_lines, pins
+from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 PLATFORMS = tuple(sorted(path.stem for path in (ROOT / "data" / "platforms").glob("*.txt")))
 RECIPE = ("gpt2", "--gpu", "t4", "--batch-size", "4", "--sequence-length", "256")
-# each with the exit code that it should have and words that its output should contain
-COMMANDS = [
-    (("predict", *RECIPE), 0, "NVIDIA T4"),
-    (("predict", *RECIPE, "--technique", "lora"), 0, "NVIDIA T4"),
-    (("run", "gpt2-tiny", "--steps", "2", "--device", "cpu"), 0, "held out"),
-    (("plan", *RECIPE, "--budget", "3GiB"), 0, "to spare"),
-    (("lessons", "out"), 0, "notebooks copied to out"),
-    (("records",), 0, "gpt2-tiny"),
-    (("compare",), 0, "baseline"),
-    (("script", "gpt2-tiny"), 0, "Trainer"),
-    (("--help",), 0, "usage: workbench"),
+
+
+class Trial(NamedTuple):
+    """A command of the workbench, some words that its output should contain, and its exit code."""
+
+    command: tuple[str, ...]
+    expected_words: str
+    exit_code: int = 0
+
+
+TRIALS = [
+    Trial(("predict", *RECIPE), "NVIDIA T4"),
+    Trial(("predict", *RECIPE, "--technique", "lora"), "NVIDIA T4"),
+    Trial(("run", "gpt2-tiny", "--steps", "2", "--device", "cpu"), "held out"),
+    Trial(("plan", *RECIPE, "--budget", "3GiB"), "to spare"),
+    Trial(("lessons", "out"), "notebooks copied to out"),
+    Trial(("records",), "gpt2-tiny"),
+    Trial(("compare",), "baseline"),
+    Trial(("script", "gpt2-tiny"), "Trainer"),
+    Trial(("--help",), "usage: workbench"),
 ]
+INSTALL_EXTRA = 'pip install "gpt2-memory-workbench[lessons]"'
 WITHOUT_EXTRA = [
-    (("notebooks", "memory_anatomy"), 3, 'pip install "gpt2-memory-workbench[lessons]"'),
-    (("compare", "--save", "pictures"), 3, 'pip install "gpt2-memory-workbench[lessons]"'),
+    Trial(("notebooks", "memory_anatomy"), INSTALL_EXTRA, exit_code=3),
+    Trial(("compare", "--save", "pictures"), INSTALL_EXTRA, exit_code=3),
 ]
 WITH_EXTRA = [
-    (("compare", "--save", "pictures"), 0, "memory.png"),
-    (("notebooks", "memory_anatomy"), 0, "build/notebooks"),
+    Trial(("compare", "--save", "pictures"), "memory.png"),
+    Trial(("notebooks", "memory_anatomy"), "build/notebooks"),
 ]
-
-
-def build_wheel(folder: Path) -> Path:
-    """Without the network: the build backend is one of the pins."""
-    options = ("--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(ROOT)], check=True)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
-
-
-def wheel_requirements(wheel: Path) -> list[Requirement]:
-    """`Requires-Dist` of its metadata, of all its extras too."""
-    with ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA") and name.count("/") == 1)
-        lines = HeaderParser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
-    return [Requirement(line) for line in lines]
-
-
-def wanted(requirements: list[Requirement], extra: str) -> list[Requirement]:
-    """What the wheel brings by itself and with that extra."""
-    return [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": extra})]
-
-
-def lower_bounds(requirements: list[Requirement], extra: str) -> dict[str, str]:
-    """Name and version of each `name>=version` that is wanted."""
-    ranges = wanted(requirements, extra)
-    return {r.name: bound.version for r in ranges for bound in r.specifier if bound.operator == ">="}
-
-
-def kept(platform: str, requirements: list[Requirement]) -> dict[str, str]:
-    """What the platform has, without what lies outside of the wheel's ranges."""
-    ranges = {canonical(r.name): r.specifier for r in wanted(requirements, "lessons")}
-    there = published(platform).items()
-    return {name: version.public for name, version in there if version in ranges.get(name, SpecifierSet())}
-
-
-def published(platform: str) -> dict[str, Version]:
-    """What Colab or Kaggle has of what concerns us, by canonical name."""
-    lines = (ROOT / "data" / "platforms" / f"{platform}.txt").read_text(encoding="utf-8").splitlines()
-    found = (line.split("==") for line in lines if line and not line.startswith("#"))
-    return {canonical(name): Version(version) for name, version in found}
-
-
-def pinned(name: str) -> str:
-    found = re.search(rf"^{name}==(\S+)$", PINS.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert found, f"{PINS} does not pin {name}"
-    return found[1]
-
-
-def install(wheel: Path, folder: Path, python: str, versions: dict[str, str], extra: str) -> Path:
-    """The `bin` folder of a new environment with nothing in it but the wheel and what that requires."""
-    subprocess.run([python, "-m", "venv", str(folder / "environment")], check=True)
-    programs = folder / "environment" / ("Scripts" if os.name == "nt" else "bin")
-    constraints = folder / "constraints.txt"
-    constraints.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()), encoding="utf-8")
-    wanted = f"gpt2-memory-workbench{extra} @ {wheel.as_uri()}"
-    subprocess.run(
-        [str(programs / "python"), "-m", "pip", "install", "-qq", "-c", str(constraints), wanted], check=True
-    )
-    return programs
-
-
-def installed_files(folder: Path) -> set[Path]:
-    (package,) = folder.rglob("site-packages/workbench")
-    return {path for path in package.rglob("*") if "__pycache__" not in path.parts}
-
-
-def try_command(programs: Path, folder: Path, command: tuple[str, ...], exit_code: int, words: str) -> bool:
-    """Run in the folder `empty`, with a home of its own and nothing of this checkout in the environment."""
-    folder.joinpath("empty").mkdir(exist_ok=True)
-    start = time.monotonic()
-    environment = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "WORKBENCH"))}
-    environment |= {"HOME": str(folder / "home"), "XDG_DATA_HOME": str(folder / "home" / "data")}
-    done = subprocess.run(
-        [str(programs / "workbench"), *command], cwd=folder / "empty", env=environment, capture_output=True, text=True
-    )
-    fine = done.returncode == exit_code and words in done.stdout + done.stderr and "Traceback" not in done.stderr
-    print(f"{'ok  ' if fine else 'FAIL'} {time.monotonic() - start:6.1f} s  workbench {' '.join(command)}", flush=True)
-    if not fine:
-        print(f"exit code {done.returncode}, expected {exit_code} and {words!r}\n{done.stdout}{done.stderr}")
-    return fine
 
 
 def main() -> int:
@@ -145,26 +74,152 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable, help="the interpreter of the environment")
     args = parser.parse_args()
     args.lessons |= args.platform is not None
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        wheel = build_wheel(folder)
-        pins = {"torch": args.torch, "transformers": args.transformers}
-        versions = pins if args.libraries == "pinned" else {}
-        if args.libraries == "oldest":
-            versions = lower_bounds(wheel_requirements(wheel), "lessons" if args.lessons else "")
-        if args.platform:
-            versions = kept(args.platform, wheel_requirements(wheel))
-        told = f"{len(versions)} versions of {args.platform}" if args.platform else versions
-        print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB; {told}", flush=True)
-        start = time.monotonic()
-        programs = install(wheel, folder, args.python, versions, "[lessons]" if args.lessons else "")
-        print(f"     {time.monotonic() - start:6.1f} s  pip install", flush=True)
-        before = installed_files(folder)
-        commands = [*COMMANDS, *(WITH_EXTRA if args.lessons else WITHOUT_EXTRA)]
-        fine = [try_command(programs, folder, *command) for command in commands]
-        if written := installed_files(folder) - before:
-            print(f"FAIL written into the installed package: {sorted(map(str, written))}")
-        return int(not all(fine) or bool(written))
+    with tempfile.TemporaryDirectory() as folder:
+        return 0 if works(args, Path(folder)) else 1
+
+
+def works(args: argparse.Namespace, folder: Path) -> bool:
+    """Whether all commands end as they should, and write nothing into the installed package."""
+    wheel = build_wheel(folder)
+    versions = versions_for(args, wheel_requirements(wheel))
+    shown_versions = f"{len(versions)} versions of {args.platform}" if args.platform else versions
+    print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB; {shown_versions}", flush=True)
+    start = time.monotonic()
+    programs = install(wheel, folder, args.python, versions, "[lessons]" if args.lessons else "")
+    print(f"     {time.monotonic() - start:6.1f} s  pip install", flush=True)
+    before = installed_files(folder)
+    fine = True
+    for trial in TRIALS + (WITH_EXTRA if args.lessons else WITHOUT_EXTRA):
+        fine &= try_command(programs, folder, trial)
+    written = installed_files(folder) - before
+    if written:
+        print(f"FAIL written into the installed package: {sorted(map(str, written))}")
+    return fine and not written
+
+
+# ---- which versions ----
+
+
+def versions_for(args: argparse.Namespace, requirements: list[Requirement]) -> dict[str, str]:
+    """Of the libraries that shall not come in their newest version."""
+    if args.platform:
+        return kept(args.platform, requirements)
+    if args.libraries == "oldest":
+        return lower_bounds(requirements, "lessons" if args.lessons else "")
+    if args.libraries == "newest":
+        return {}
+    return {"torch": args.torch, "transformers": args.transformers}
+
+
+def pinned(name: str) -> str:
+    versions = dict(pin.split("==") for pin in pins(PINS.read_text(encoding="utf-8")))
+    return versions[name]
+
+
+def wanted(requirements: list[Requirement], extra: str) -> list[Requirement]:
+    """What the wheel brings by itself and with that extra."""
+    chosen = []
+    for requirement in requirements:
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            chosen.append(requirement)
+    return chosen
+
+
+def lower_bounds(requirements: list[Requirement], extra: str) -> dict[str, str]:
+    """Name and version of each `name>=version` that is wanted."""
+    versions = {}
+    for requirement in wanted(requirements, extra):
+        for bound in requirement.specifier:
+            if bound.operator == ">=":
+                versions[requirement.name] = bound.version
+    return versions
+
+
+def kept(platform: str, requirements: list[Requirement]) -> dict[str, str]:
+    """What the platform has, without what lies outside of the wheel's ranges."""
+    ranges = {canonical(requirement.name): requirement.specifier for requirement in wanted(requirements, "lessons")}
+    versions = {}
+    for name, version in published(platform).items():
+        if version in ranges.get(name, SpecifierSet()):
+            versions[name] = version.public
+    return versions
+
+
+def published(platform: str) -> dict[str, Version]:
+    """What Colab or Kaggle has of what concerns us, by canonical name."""
+    text = (ROOT / "data" / "platforms" / f"{platform}.txt").read_text(encoding="utf-8")
+    versions = {}
+    for line in content_lines(text):
+        name, version = line.split("==")
+        versions[canonical(name)] = Version(version)
+    return versions
+
+
+# ---- the wheel ----
+
+
+def build_wheel(folder: Path) -> Path:
+    """Without the network: the build backend is one of the pins."""
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(ROOT)], check=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def wheel_requirements(wheel: Path) -> list[Requirement]:
+    """`Requires-Dist` of its metadata, of all its extras too."""
+    name, version, *_ = wheel.name.split("-")
+    with ZipFile(wheel) as archive:
+        text = archive.read(f"{name}-{version}.dist-info/METADATA")
+    return Metadata.from_email(text, validate=False).requires_dist or []
+
+
+def install(wheel: Path, folder: Path, python: str, versions: dict[str, str], extra: str) -> Path:
+    """The `bin` folder of a new environment with nothing in it but the wheel and what that requires."""
+    environment = folder / "environment"
+    subprocess.run([python, "-m", "venv", str(environment)], check=True)
+    programs = environment / ("Scripts" if os.name == "nt" else "bin")
+    constraints = folder / "constraints.txt"
+    lines = [f"{name}=={version}\n" for name, version in versions.items()]
+    constraints.write_text("".join(lines), encoding="utf-8")
+    pip = [str(programs / "python"), "-m", "pip", "install", "-qq", "-c", str(constraints)]
+    subprocess.run([*pip, f"gpt2-memory-workbench{extra} @ {wheel.as_uri()}"], check=True)
+    return programs
+
+
+def installed_files(folder: Path) -> set[Path]:
+    (package,) = folder.rglob("site-packages/workbench")
+    return {path for path in package.rglob("*") if "__pycache__" not in path.parts}
+
+
+# ---- its commands ----
+
+
+def try_command(programs: Path, folder: Path, trial: Trial) -> bool:
+    """Run in the folder `empty`, with a home of its own and nothing of this checkout in the environment."""
+    empty = folder / "empty"
+    empty.mkdir(exist_ok=True)
+    start = time.monotonic()
+    done = subprocess.run(
+        [str(programs / "workbench"), *trial.command],
+        cwd=empty,
+        env=environment_of_somebody_else(folder / "home"),
+        capture_output=True,
+        text=True,
+    )
+    output = done.stdout + done.stderr
+    fine = done.returncode == trial.exit_code and trial.expected_words in output and "Traceback" not in done.stderr
+    verdict = "ok  " if fine else "FAIL"
+    print(f"{verdict} {time.monotonic() - start:6.1f} s  workbench {' '.join(trial.command)}", flush=True)
+    if not fine:
+        print(f"exit code {done.returncode}, expected {trial.exit_code} and {trial.expected_words!r}\n{output}")
+    return fine
+
+
+def environment_of_somebody_else(home: Path) -> dict[str, str]:
+    ours = ("PYTHON", "WORKBENCH")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return variables | {"HOME": str(home), "XDG_DATA_HOME": str(home / "data")}
 
 
 if __name__ == "__main__":

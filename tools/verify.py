@@ -25,8 +25,8 @@ from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError, OutOfMemoryError, WorkbenchError
 from workbench.base.launch import launch
 from workbench.base.paths import DATA, versions, write_whole
-from workbench.gpus.catalogue import of_device
-from workbench.gpus.emulator.card import DEVICE, emulated_card
+from workbench.gpus.catalogue import recognize_gpu
+from workbench.gpus.emulator.card import DEVICE, find_emulated_gpu
 from workbench.journal.record import Record
 from workbench.prediction.predict import CPU, SHADOW, predict
 from workbench.recipe import Recipe
@@ -95,30 +95,36 @@ class Check:
 
 
 def relative_error(predicted: int | None, measured: int | None) -> float | None:
-    return None if not measured or predicted is None else (predicted - measured) / measured
+    if predicted is None or not measured:
+        return None
+    return (predicted - measured) / measured
+
+
+# ---- what is verified ----
 
 
 def default_grid(device: str | None) -> Path:
-    return EMULATED_GRID if emulated_card(device or "") else GRID
+    return EMULATED_GRID if find_emulated_gpu(device or "") else GRID
 
 
 def recipes(path: Path = GRID) -> list[Recipe]:
     """The configurations of a grid file."""
-    return [
-        Recipe(
+    configurations = []
+    for entry in json.loads(path.read_text(encoding="utf-8")):
+        recipe = Recipe(
             model=entry["model"],
             effective_batch_size=entry["batch"],
             sequence_length=entry["length"],
             steps=VERIFIED_STEPS,
             techniques=tuple(map(parse_technique, entry["techniques"])),
         )
-        for entry in json.loads(path.read_text(encoding="utf-8"))
-    ]
+        configurations.append(recipe)
+    return configurations
 
 
 def gpu_of_device(device: str | None) -> str:
     """The name in `GPUS` of a device that `run` takes. Raises as `gpu_of` and `Device.find` do."""
-    card = emulated_card(device or "")
+    card = find_emulated_gpu(device or "")
     return card.name if card else gpu_of(Device.find(device))
 
 
@@ -130,7 +136,7 @@ def gpu_of(device: Device) -> str:
     """
     if device.kind == "cpu":
         return CPU
-    gpu = of_device(device.name)
+    gpu = recognize_gpu(device.name)
     if gpu is None:
         raise ConfigurationError(f"verify: {device} is not in the table of GPUs. Name one that is like it: --gpu NAME.")
     return gpu.name
@@ -141,6 +147,9 @@ def default_output(gpu: str, device: str | None = None) -> Path:
     is_emulated = (device or "").startswith(DEVICE)
     folder = REFERENCE / "emulated" if is_emulated else REFERENCE
     return folder / gpu / "verification.json"
+
+
+# ---- predicted and measured ----
 
 
 def verify(
@@ -166,15 +175,17 @@ def verify(
         ConfigurationError: torchrun started this process.
     """
     refuse_several_ranks()
-    if engine is None and emulated_card(device or ""):
+    if engine is None and find_emulated_gpu(device or ""):
         engine = SHADOW
-    measured_before = {} if fresh or not output.exists() else read(output)
+    measured_before: dict[str, Check] = {}
+    if output.exists() and not fresh:
+        measured_before = read(output)
     checks = {recipe.id: measured_before.get(recipe.id) for recipe in chosen}
     for recipe in tqdm(chosen, desc="verify", unit="run"):
         check = checks[recipe.id] or measured(recipe, device)
         checks[recipe.id] = with_prediction(check, recipe, gpu, engine)
-        write(output, [check for check in checks.values() if check], gpu)
-    return [check for check in checks.values() if check]
+        write(output, list(filter(None, checks.values())), gpu)  # later ones, too, that were measured before
+    return list(filter(None, checks.values()))
 
 
 def with_prediction(check: Check, recipe: Recipe, gpu: str, engine: str | None) -> Check:
@@ -216,10 +227,13 @@ def run_alone(recipe: Recipe, device: str | None) -> Record:
     """As in a prediction, evaluation counts, and of examples of unequal length the longest come first."""
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = {"device": device, "folder": Path(folder), "longest_first": True}
-        if emulated_card(device or ""):  # which is another process anyway
+        if find_emulated_gpu(device or ""):  # which is another process anyway
             return run(replace(recipe, steps=EMULATED_STEPS), **options)
         record: Record = launch(run, recipe, name="run", **options)
         return record
+
+
+# ---- the file ----
 
 
 def read(output: Path) -> dict[str, Check]:
@@ -228,35 +242,40 @@ def read(output: Path) -> dict[str, Check]:
     if written["versions"] != versions():
         return {}
     names = {field.name for field in fields(Check) if not field.name.startswith("predicted")}
-    checks = [Check(**{name: row[name] for name in names & row.keys()}) for row in written["checks"]]
-    return {check.recipe_id: check for check in checks if check.measured_allocated_bytes is not None}
+    checks = {}
+    for row in written["checks"]:
+        facts = {name: row[name] for name in names & row.keys()}
+        check = Check(**facts)
+        if check.measured_allocated_bytes is not None:
+            checks[check.recipe_id] = check
+    return checks
 
 
 def write(output: Path, checks: list[Check], gpu: str) -> None:
     """Facts of the whole, then a line for each check."""
     facts = json.dumps({"gpu": gpu, "versions": versions(), "summary": summary(checks)}, indent=1)
+    head = facts.removesuffix("\n}")
     lines = []
     for check in checks:
-        row = {**asdict(check), "error": check.error, "reserved_error": check.reserved_error}
+        row = asdict(check) | {"error": check.error, "reserved_error": check.reserved_error}
         lines.append(f"  {json.dumps(row, ensure_ascii=False)}")
     rows = ",\n".join(lines)
-    head = facts.removesuffix("\n}")
     write_whole(output, f'{head},\n "checks": [\n{rows}\n ]\n}}\n')
+
+
+# ---- all together ----
 
 
 def summary(checks: Sequence[Check]) -> dict[str, Any]:
     """Mean and worst of the absolute errors, and the largest underestimate, over what was measured."""
-    figures: dict[str, Any] = {
-        "configurations": len(checks),
-        "measured": sum(check.error is not None for check in checks),
-    }
-    errors_of = {"allocated": [check.error for check in checks], "reserved": [check.reserved_error for check in checks]}
-    for name, errors in errors_of.items():
-        signed = [error for error in errors if error is not None]
-        if signed:
-            figures[f"{name}_mean"] = fmean(map(abs, signed))
-            figures[f"{name}_worst"] = max(map(abs, signed))
-            figures[f"{name}_most_under"] = max(0.0, -min(signed))
+    allocated = [check.error for check in checks if check.error is not None]
+    reserved = [check.reserved_error for check in checks if check.reserved_error is not None]
+    figures: dict[str, Any] = {"configurations": len(checks), "measured": len(allocated)}
+    for name, errors in (("allocated", allocated), ("reserved", reserved)):
+        if errors:
+            figures[f"{name}_mean"] = fmean(map(abs, errors))
+            figures[f"{name}_worst"] = max(map(abs, errors))
+            figures[f"{name}_most_under"] = max(0.0, -min(errors))
     return figures
 
 
@@ -264,19 +283,22 @@ def as_text(checks: Sequence[Check]) -> str:
     """One line a configuration, then the summary."""
     lines = [f"{'allocated':>8} {'reserved':>8}  batch, length, model, techniques (predicted against measured)"]
     for check in checks:
-        line = (
-            f"{percent(check.error):>8} {percent(check.reserved_error):>8}  {check.micro_batch_size:>3} × "
-            f"{check.sequence_length:<5} {check.model:20} {check.label} {remark(check)}"
-        )
+        errors = f"{percent(check.error):>8} {percent(check.reserved_error):>8}"
+        shape = f"{check.micro_batch_size:>3} × {check.sequence_length:<5}"
+        line = f"{errors}  {shape} {check.model:20} {check.label} {remark(check)}"
         lines.append(line.rstrip())
-    shares = {name: value for name, value in summary(checks).items() if isinstance(value, float)}
-    figures = [f"{name.replace('_', ' ')} {share:.2%}" for name, share in shares.items()]
-    return "\n".join([*lines, "", ", ".join(figures) or "nothing was measured"])
+    shares = []
+    for name, figure in summary(checks).items():
+        if isinstance(figure, float):
+            shares.append(f"{name.replace('_', ' ')} {figure:.2%}")
+    return "\n".join([*lines, "", ", ".join(shares) or "nothing was measured"])
 
 
 def remark(check: Check) -> str:
+    if check.remark == NO_ROOM and check.predicted_fits:
+        return "(DOES NOT FIT, WAS SAID TO FIT)"
     if check.remark == NO_ROOM:
-        return "(DOES NOT FIT, WAS SAID TO FIT)" if check.predicted_fits else f"({NO_ROOM}, as predicted)"
+        return f"({NO_ROOM}, as predicted)"
     if check.measured_allocated_bytes is not None and not check.predicted_fits:
         return "(FITS, WAS SAID NOT TO)"
     return f"({check.remark})" if check.remark else ""

@@ -13,7 +13,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from workbench.base.imports import imported
+from workbench.base.imports import import_quickly
 
 __version__ = "0.3.0"
 
@@ -39,8 +39,8 @@ def __getattr__(name: str) -> Any:
     """Raises UnavailableError if the name needs a package of an extra that is not installed."""
     if name not in _HOMES:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}")
-    home = imported(_HOMES[name])
-    globals()[name] = getattr(home, name) if hasattr(home, name) else imported(f"{_HOMES[name]}.{name}")
+    home = import_quickly(_HOMES[name])
+    globals()[name] = getattr(home, name) if hasattr(home, name) else import_quickly(f"{_HOMES[name]}.{name}")
     return globals()[name]
 
 

@@ -43,12 +43,12 @@ from typing import Any
 
 import workbench
 from workbench.base.categories import format_bytes
-from workbench.base.command_line import Parser, parser_of, print_visibly, without_program
+from workbench.base.command_line import Parser, build_parser, print_visibly, split_off_program
 from workbench.base.device import Device, check_device
-from workbench.base.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, needed_extra, visible
+from workbench.base.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, missing_extra_error, visible
 from workbench.base.paths import check_writable, git_commit, runs_folder, versions
 from workbench.gpus.catalogue import GPUS, device_name
-from workbench.gpus.emulator.card import emulated_card
+from workbench.gpus.emulator.card import find_emulated_gpu
 from workbench.models.source import locate, locate_config
 from workbench.prediction.phases import Habits
 from workbench.recipe import FILE, parse_recipe, recipe_options
@@ -59,7 +59,8 @@ from workbench.training.world import refuse_several_ranks
 
 PLANNED_FOR = "h100"
 TRAINERS_SEED = "42"  # the default of TrainingArguments
-COLUMNS = {  # of a table of records, with their titles
+# The columns of the table of records that `records` prints, and their titles.
+COLUMNS = {
     "id": "id",
     "created_at": "begun",
     "status": "status",
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(encoding="utf-8")  # Windows consoles may not know an arrow
     try:
         typed = sys.argv[1:] if arguments is None else list(arguments)
-        ours, program = without_program(typed)
+        ours, program = split_off_program(typed)
         args, others = _parser().parse_known_args(ours)
         if others:
             args.parser.refuse(others[0])
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
-        unavailable = needed_extra(error)
+        unavailable = missing_extra_error(error)
         if unavailable is None:
             raise
         print(f"error: {unavailable}", file=sys.stderr)
@@ -116,13 +117,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
     names = {"gpus": ", ".join(GPUS), "techniques": ", ".join(REGISTRY)}
-    return parser_of(COMMAND_FUNCTIONS, str(__doc__), recipe_options(), names, show_versions)
+    return build_parser(COMMAND_FUNCTIONS, str(__doc__), recipe_options(), names, show_versions)
 
 
 def show_versions() -> None:
-    """Which workbench this is; then versions, the device, whether the emulator is set up, and where records lie, as an
-    issue should tell them: not the user's name."""
-    # at once: the device is torch's to tell, after seconds
+    """Print which workbench this is; then versions, the device, whether the emulator is set up, and where records
+    lie, as an issue should tell them: without the user's name."""
+    # The first line comes at once: torch, which knows the device, takes seconds to import.
     print_visibly(f"{DISTRIBUTION} {workbench.__version__}", sys.stdout)
     from workbench.gpus.emulator.place import is_set_up
 
@@ -145,7 +146,8 @@ def _show(args: argparse.Namespace, result: Any) -> None:
     print_visibly(str(result), args.stdout)
 
 
-def _parsed(args: argparse.Namespace) -> "workbench.Recipe":
+def _parse_recipe(args: argparse.Namespace) -> "workbench.Recipe":
+    """Return the recipe that the options name; nothing of it is looked up."""
     values = {}
     for name in recipe_options():
         if vars(args).get(name) is not None:
@@ -153,9 +155,14 @@ def _parsed(args: argparse.Namespace) -> "workbench.Recipe":
     return parse_recipe(values, args.technique, args.set)
 
 
-def _recipe(args: argparse.Namespace, find: Callable[[str], Any] = locate_config) -> "workbench.Recipe":
-    recipe = _parsed(args)
-    # these two say what is wrong before torch is imported, which takes seconds
+def _find_recipe(args: argparse.Namespace, find: Callable[[str], Any] = locate_config) -> "workbench.Recipe":
+    """Return the recipe that the options name, if its text and its model can be found.
+
+    Args:
+        find: whether the weights are needed, `locate`, or only the config.
+    """
+    recipe = _parse_recipe(args)
+    # These two refuse before torch is imported, which takes seconds.
     corpus.load_corpus(recipe.corpus)
     if recipe.model != "auto":
         find(recipe.model)
@@ -169,11 +176,11 @@ def run_recipe(args: argparse.Namespace) -> int:
     """Fine-tune one recipe. Without --technique it is the baseline that others are compared with."""
     # The gate asks all this too, but not before torch is imported and a model fetched.
     refuse_several_ranks()
-    if emulated_card(args.device or "") is None:
+    if find_emulated_gpu(args.device or "") is None:
         check_device(args.device)
     if not args.reuse:
         check_writable(runs_folder())
-    recipe = _recipe(args, locate)
+    recipe = _find_recipe(args, locate)
     run: Callable[..., Any] = workbench.run
     if args.ranks or args.shard:
         run = partial(workbench.run_on_ranks, ranks=args.ranks, shard=args.shard or "none")
@@ -191,8 +198,8 @@ def run_recipe(args: argparse.Namespace) -> int:
     _show(args, record)
     from workbench.journal.record import Status
 
-    is_saved = bool(record.model_path) == bool(args.save)
-    return int(record.status is not Status.OK or not is_saved)
+    save_failed = bool(args.save) and not record.model_path
+    return int(record.status is not Status.OK or save_failed)
 
 
 def predict_recipe(args: argparse.Namespace) -> None:
@@ -205,26 +212,26 @@ def predict_recipe(args: argparse.Namespace) -> None:
     if args.settings:
         raise ConfigurationError("predict: --settings belong to --life. Add it, or leave them out.")
     from workbench.prediction.predict import CPU, GPU_NAMES, SHADOW, Prediction, predict_all, warm_predictions
-    from workbench.prediction.prediction import fitting
+    from workbench.prediction.prediction import list_fitting
 
     gpu = device_name(args.gpu)
-    warm_predictions(gpu)  # meanwhile
-    recipe = _recipe(args)
+    warm_predictions(gpu)  # a child process imports the libraries meanwhile
+    recipe = _find_recipe(args)
     world = {"padding": args.padding, "ranks": args.ranks, "shard": args.shard}
     prediction = workbench.predict(recipe, gpu, engine=args.engine, **world)
     _show(args, prediction)
     if not args.json and gpu != CPU:
-        # all cards by the shadow: one process, where the emulator needs 21
+        # All cards are predicted by the shadow, in one process; the emulator would need one each.
         others = predict_all(recipe, engine=SHADOW, **world)
         if any(isinstance(other, Prediction) for other in others):  # the shadow offloads no shards
             answers = dict(zip(GPU_NAMES, others, strict=True))
             answers[prediction.gpu] = prediction
-            _show(args, f"\n{fitting(answers)}")
+            _show(args, f"\n{list_fitting(answers)}")
     return None
 
 
 def _show_life(args: argparse.Namespace) -> None:
-    """Every phase of a run, and what to change in an evaluation that does not fit."""
+    """Print the predicted memory of every phase of a run, and what to change in an evaluation that does not fit."""
     if args.padding or args.engine or args.ranks:
         raise ConfigurationError(
             "predict: --life has one engine and one process, and pads as the recipe does. "
@@ -232,15 +239,15 @@ def _show_life(args: argparse.Namespace) -> None:
         )
     from workbench.prediction.life import predict_life
 
-    _show(args, predict_life(_recipe(args), args.gpu, Habits.parse(args.settings)))
+    _show(args, predict_life(_find_recipe(args), args.gpu, Habits.parse(args.settings)))
 
 
 def show_plan(args: argparse.Namespace) -> int:
-    """The smallest sets of techniques with which a recipe fits into a budget, found by predictions: exact ones
-    first, then those that take less time. Techniques that you switch on here stay on in all of them.
+    """Find by predictions the smallest sets of techniques with which a recipe fits into a budget: exact ones first,
+    then those that take less time. Techniques that you switch on here stay on in all of them.
 
-    Of a program behind `--`, a script of your own with a Trainer or a loop: it is run on an emulated GPU, or with
-    `--here` on that of this machine. If it does not fit, the smallest sets of changes with which it does are searched,
+    A program behind `--`, a script of your own with a Trainer or a loop, is run on an emulated GPU, or with `--here` on
+    that of this machine. If it does not fit, the smallest sets of changes with which it does are searched,
     run again, and said in its own words.
     """
     if args.program_to_plan:
@@ -250,7 +257,7 @@ def show_plan(args: argparse.Namespace) -> int:
             "plan: --apply, --here, --timeout and --trial-steps belong to a program. "
             "Write it behind --, or leave them out."
         )
-    recipe = _recipe(args)
+    recipe = _find_recipe(args)
     options = dict(vars(recipe))
     if args.life:
         from workbench.prediction.life import predict_with_life
@@ -264,7 +271,7 @@ def show_plan(args: argparse.Namespace) -> int:
 
 
 def _show_fit(args: argparse.Namespace) -> int:
-    """What to change in a program of the user's own."""
+    """Print what to change in a program of the user's own, so that it fits."""
     for name in ("most_changes", *recipe_options(), "technique", "set", "settings"):
         if getattr(args, name) != args.parser.get_default(name):
             raise ConfigurationError(
@@ -290,7 +297,7 @@ def _show_fit(args: argparse.Namespace) -> int:
 
 
 def show_text(args: argparse.Namespace) -> None:
-    """What a model will see of a text, before anything is trained: the first examples, with the tokens that count
+    """Show what a model will see of a text, before anything is trained: the first examples, with the tokens that count
     marked; how long they are, and what is cut at the chosen length; what is left out or does not count.
     """
     preview = workbench.show(args.corpus, args.model, sequence_length=args.sequence_length, examples=args.examples)
@@ -298,21 +305,21 @@ def show_text(args: argparse.Namespace) -> None:
 
 
 def scan_rows(args: argparse.Namespace) -> None:
-    """Which row of a file will be the longest, in which step it comes under the order that the Trainer's own
+    """Find which row of a file will be the longest, in which step it comes under the order that the Trainer's own
     sampler gives, whether its batch fits on a GPU, and which cap or packing makes it fit.
     """
     if args.seed is None and not args.model.endswith(FILE):
         args.seed = TRAINERS_SEED
-    recipe = _parsed(args)
+    recipe = _parse_recipe(args)
     from workbench.advise.scan import scan
 
     _show(args, scan(recipe, args.gpu, longest=args.longest))
 
 
 def show_diagnosis(args: argparse.Namespace) -> None:
-    """Why a run ran out of memory: phase, operation, the largest category. Then the single changes that are
-    predicted to fit, each with its command, and what to look at if it should have fitted. Of a program of your own,
-    give what it printed, its notebook or a memory snapshot: which causes these allow.
+    """Say why a run ran out of memory: phase, operation, the largest category. Then the single changes that are
+    predicted to fit, each with its command, and what to look at if it should have fitted. For a program of your
+    own, give what it printed, its notebook or a memory snapshot: it names the causes that these allow.
     """
 
     if args.record and (args.record == "-" or os.path.isfile(args.record)):
@@ -325,7 +332,7 @@ def show_diagnosis(args: argparse.Namespace) -> None:
 
 
 def check_budgets(args: argparse.Namespace) -> int:
-    """Memory as a test: fail when the predicted peak of a recipe, or that of a program on an emulated GPU, is over its
+    """Test memory: fail when the predicted peak of a recipe, or that of a program on an emulated GPU, is over its
     limit in budget.toml, and say by category and operation what has moved since it was stored beside that file.
     """
 
@@ -349,7 +356,7 @@ def write_script(args: argparse.Namespace) -> None:
         raise ConfigurationError("script: accelerate's configuration stands beside it. Add --save FOLDER.")
     if args.shard and not args.ranks:
         raise ConfigurationError("shard: among how many ranks? Add --ranks 2.")
-    recipe = _recipe(args)
+    recipe = _find_recipe(args)
     if not args.save:
         return _show(args, workbench.script(recipe, args.flavour).rstrip())
     from workbench.export.several import save_script
@@ -372,7 +379,8 @@ def emulate_program(args: argparse.Namespace) -> int:
 
 def show_snapshot(args: argparse.Namespace) -> None:
     """Read a memory snapshot that PyTorch has written, on a real card or an emulated one: who held the peak, by line
-    and by kind, and what is reserved beside what is in use. Of two, what differs. The file is read, not executed.
+    and by kind, and what is reserved beside what is in use. Of two files it says what differs. A file is read, not
+    executed.
     """
     from workbench.gpus.snapshot import SnapshotDifference, read_snapshot
 
@@ -392,14 +400,15 @@ def run_notebooks(args: argparse.Namespace) -> None:
     for name, text in args.parameter:
         if name in parameters:
             raise ConfigurationError(f"notebooks: {name} is given twice. Keep one of the two values.")
-        parameters[name] = _value(text)
+        parameters[name] = _read_value(text)
     executed = build(args.names, parameters, args.force, at_once=args.at_once)
     folder = executed[0].parent
     _show(args, f"executed: {folder} (to read them in JupyterLab; in a checkout `make site` makes pages of them)")
 
 
 def absolute(name: str) -> str:
-    """The same name from any working directory; unchanged where it names no file, nor a folder written as a path."""
+    """Return the name of a file or folder so that it holds from any working directory. What names no file, nor a folder
+    written as a path, is returned unchanged."""
     location, options = split_name(name)
     path = Path(os.path.expanduser(location))
     if os.path.isfile(path) or (os.path.isdir(path) and {os.sep, "/"} & set(location)):
@@ -407,8 +416,9 @@ def absolute(name: str) -> str:
     return name
 
 
-def _value(text: str) -> Any:
-    """JSON or text. A file is named from where the caller stands; the notebooks run in a folder of their own."""
+def _read_value(text: str) -> Any:
+    """Read a parameter's value: JSON, or a text as it is. The notebooks run in a folder of their own, so the path of a
+    file becomes absolute."""
     path = absolute(text)
     if path != text:
         return path
@@ -423,7 +433,7 @@ def take_lessons(args: argparse.Namespace) -> None:
 
     from workbench.lessons.copies import copy_lessons
 
-    count = copy_lessons(_folder(args.folder), force=args.force)
+    count = copy_lessons(_make_folder(args.folder), force=args.force)
     command = f"jupyter lab {shlex.quote(str(args.folder))}"
     _show(args, f"{count} notebooks copied to {args.folder}. Open them with: {command}")
     if find_spec("jupyterlab") is None:
@@ -452,7 +462,7 @@ def show_records(args: argparse.Namespace) -> None:
 def _export(frame: Any, args: argparse.Namespace) -> None:
     from workbench.advise.frame import to_csv
 
-    _folder(args.export.parent)
+    _make_folder(args.export.parent)
     if args.export.suffix == ".parquet":
         frame.to_parquet(args.export, index=False)
     elif args.export.suffix == ".csv":
@@ -462,7 +472,8 @@ def _export(frame: Any, args: argparse.Namespace) -> None:
     _show(args, f"{len(frame)} runs written to {args.export}")
 
 
-def _folder(path: Path) -> Path:
+def _make_folder(path: Path) -> Path:
+    """Make a folder, if there is none yet, and return its path. Raises ConfigurationError: it cannot be one."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -471,16 +482,16 @@ def _folder(path: Path) -> Path:
 
 
 def show_comparison(args: argparse.Namespace) -> None:
-    from workbench.advise.compare import compare, comparison_text, unranked
+    from workbench.advise.compare import compare, comparison_text, list_unranked
     from workbench.advise.frame import to_csv
     from workbench.journal.store import mark_killed
 
     mark_killed()
     frame = workbench.records()
     table = compare(frame)
-    _show(args, comparison_text(table, unranked(frame)))
+    _show(args, comparison_text(table, list_unranked(frame)))
     if args.save:
-        folder = _folder(args.save)
+        folder = _make_folder(args.save)
         to_csv(table.assign(**table.attrs), folder / "comparison.csv", index=True)
         workbench.plots.memory_bars(table).savefig(folder / "memory.png", dpi=130)
         _show(args, f"\ncomparison.csv and memory.png written to {folder}")

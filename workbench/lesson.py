@@ -1,4 +1,4 @@
-"""What a lesson calls: it imports this and the techniques that it teaches, and nothing else of the workbench.
+"""A lesson imports this and the techniques that it teaches, and nothing else of the workbench.
 
 The middle of a lesson::
 
@@ -49,12 +49,13 @@ __all__ = [
     "verdicts",
 ]
 
-# a page would keep every state of a bar
+# a built page would keep every state of a progress bar
 os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-# PEFT 0.21 asks by the name that will go
+# PEFT 0.21 asks transformers by this name, which is deprecated
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing`")
-# the reason why something was not run is a sentence, to be read whole
+# a run that could not be has its reason in the table, a sentence to be read whole
 pd.set_option("display.max_colwidth", None)
+# names that few lessons need, and the modules that are imported when one asks for them
 ELSEWHERE = {
     "ask": "workbench.lessons.clinic",
     "all_pairs": "workbench.advise.pairs",
@@ -69,13 +70,16 @@ GIB = 2**30
 H100 = DATA / "reference" / "h100" / "gpt2-124m" / "comparison.csv"
 LOSSES = DATA / "reference" / "cpu" / "gpt2-tiny" / "losses.csv"
 BASELINE = "baseline"
-VISIBLE = 1e-3  # of a loss: smaller differences are shown as powers of ten
-PAIRS = 2  # of runs beside each other, from which on a speed is shown
-SHOWN = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)  # what most techniques shrink
+# the smallest difference of losses with two digits: below it stands one digit and the power of ten
+TWO_DIGITS_FROM = 1e-3
+# pairs of runs beside each other that a speed needs
+PAIRS = 2
+# the columns of a table without others: most techniques shrink these
+SHOWN = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)
 
 
 def __getattr__(name: str) -> Any:
-    """The pictures by name, as `checkpointed_blocks`; what few lessons need; and all names of the front door."""
+    """Return a picture by its name, as `checkpointed_blocks`, a name of ELSEWHERE, or one of `workbench`."""
     if name in pictures.__all__:
         return getattr(pictures, name)
     if name in ELSEWHERE:
@@ -113,7 +117,10 @@ def toggle(off: workbench.Recipe, *variants: Variant, seeds: int = 1) -> list[Re
 
 
 def _record_of(variant: workbench.Recipe) -> Record:
-    """Of a run that ended well, or of one that could not. An older record of the recipe is not taken for this run's."""
+    """Return the record of a run that ended well, or that could not be.
+
+    An older record of the recipe is not taken for this run's.
+    """
     older = {record.id for record in read_all(containing=variant.id)}
     try:
         return workbench.run(variant, reuse=True)
@@ -125,32 +132,32 @@ def _record_of(variant: workbench.Recipe) -> Record:
 
 
 def table(records: Sequence[Record], *categories: str) -> pd.DataFrame:
-    """One row a run: its peak, what each category took at most, the part of the peak that is saved, and the loss.
+    """Return one row a run: its peak, the most that each category took, the saved part of the peak, and the loss.
 
-    What is saved, and `losses differ by`, is against the record without techniques that has the same seed, or else the
-    first one with it: the largest difference of a training loss at the same step. 0 is the same to the last bit, some
-    1e-06 is the rounding of additions in another order. A run that came to no end has the reason in a last column.
+    `saved` and `losses differ by` compare with the baseline of the same seed, or else with the first record of that
+    seed. The difference is the largest of a training loss at the same step: 0 is the same to the last bit, some 1e-06
+    is the rounding of additions in another order. A run that came to no end has the reason in a last column.
 
     Args:
         categories: names of `Category`; without any, activations and logits.
     """
     rows = []
     for record in records:
-        first = _reference(record, records)
+        reference = _reference_of(record, records)
         row: dict[str, Any] = {"recipe": in_words(record.label), "peak MiB": _mib(record.peak_allocated_bytes)}
         for category in categories or SHOWN:
             row[f"{category.replace('_', ' ')} MiB"] = _mib(record.maximum_by_category.get(category))
-        row["saved"] = _saved(record, first)
+        row["saved"] = _saving(record, reference)
         row["held-out loss"] = None if record.held_out_loss is None else round(record.held_out_loss, 4)
-        row["losses differ by"] = _difference(record, first)
+        row["losses differ by"] = _difference(record, reference)
         if record.status is not Status.OK:
             row["why there is no more"] = record.error
         rows.append(row)
     return pd.DataFrame(rows).set_index("recipe").rename_axis(None).fillna("")
 
 
-def _reference(record: Record, records: Sequence[Record]) -> Record:
-    """What a record is compared with: the baseline of its seed, else the first of its seed."""
+def _reference_of(record: Record, records: Sequence[Record]) -> Record:
+    """Return the record to compare with: the baseline of its seed, or else the first record of its seed."""
     seed = record.recipe_settings.get("seed")
     alike = [other for other in records if other.recipe_settings.get("seed") == seed]
     for other in alike:
@@ -163,41 +170,41 @@ def _mib(size_bytes: int | None) -> float | None:
     return None if size_bytes is None else round(size_bytes / MIB, 1)
 
 
-def _saved(record: Record, first: Record) -> str:
-    if record.peak_allocated_bytes is None or first.peak_allocated_bytes is None:
+def _saving(record: Record, reference: Record) -> str:
+    if record.peak_allocated_bytes is None or reference.peak_allocated_bytes is None:
         return ""
-    return f"{1 - record.peak_allocated_bytes / first.peak_allocated_bytes:.0%}".replace("-0%", "0%")
+    return f"{1 - record.peak_allocated_bytes / reference.peak_allocated_bytes:.0%}".replace("-0%", "0%")
 
 
-def _difference(record: Record, first: Record) -> str:
+def _difference(record: Record, reference: Record) -> str:
     if not record.losses:
         return "no values" if record.status is Status.OK else ""
-    if not first.losses:
+    if not reference.losses:
         return ""
-    if len(record.losses) != len(first.losses):
+    if len(record.losses) != len(reference.losses):
         return "other steps"
-    largest = max(abs(a - b) for a, b in zip(record.losses, first.losses, strict=True))
+    largest = max(abs(a - b) for a, b in zip(record.losses, reference.losses, strict=True))
     if largest == 0:
         return "0"
-    return f"{largest:.0e}" if largest < VISIBLE else f"{largest:.2g}"
+    return f"{largest:.0e}" if largest < TWO_DIGITS_FROM else f"{largest:.2g}"
 
 
 def bars(records: Sequence[Record], limit_bytes: int | None = None) -> Any:
-    """The peak of each run by category, as a picture; `limit_bytes` is drawn as a line."""
+    """Draw the peak of each run by category; `limit_bytes` is drawn as a line."""
     measured = [record for record in records if record.by_category]
     return workbench.plots.memory_bars(to_frame(measured), limit_bytes)
 
 
 def curves(records: Sequence[Record]) -> Any:
-    """The training losses of the runs, as a picture."""
+    """Draw the training losses of the runs."""
     return workbench.plots.loss_curves(records)
 
 
 def measured_on_h100(*labels: str) -> pd.DataFrame:
-    """What an H100 needed for GPT-2 124M with 8 × 1,024 tokens a step, and how fast it was: from a committed table.
+    """Return peak and speed of GPT-2 124M with 8 × 1,024 tokens a step, measured on an H100: a committed table.
 
     Args:
-        labels: of recipes, as `Recipe.label` has them; the baseline comes first. Without any, all of them.
+        labels: labels of recipes, as `Recipe.label` has them; the baseline comes first. Without any, all recipes.
 
     Raises KeyError for a recipe that was not measured.
     """
@@ -212,7 +219,7 @@ def measured_on_h100(*labels: str) -> pd.DataFrame:
 
 
 def _chosen(rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
-    """The baseline first, once, and those of these labels; without any, all."""
+    """Return the row of the baseline and those of these labels; without labels, all."""
     if not labels:
         return rows
     return rows.loc[list(dict.fromkeys([BASELINE, *labels]))]
@@ -225,10 +232,10 @@ def _on_h100() -> pd.DataFrame:
 
 
 def staircase(records: Sequence[Record] = ()) -> Any:
-    """Speed against peak: which recipes are faster than all that need no more memory and do no more to the loss.
+    """Draw speed over peak: the recipes that are faster than all that need no more memory and do no more to the loss.
 
     Args:
-        records: of runs of yours; without any, what was measured on an H100.
+        records: records of your runs; without any, the recipes measured on an H100 are drawn.
 
     Raises ConfigurationError without a baseline among the runs.
     """
@@ -243,14 +250,14 @@ def staircase(records: Sequence[Record] = ()) -> Any:
 
 
 def verdicts(*labels: str) -> pd.DataFrame:
-    """Whether a technique that changes the loss harmed it: the embedded model, several seeds, from a committed table.
+    """Say whether a technique that changes the loss harmed it: a committed table of the embedded model, several seeds.
 
     Each recipe was run at the best rate of the same search, for 12 and for 48 steps of 8 × 128 tokens. `range` is the
     largest loss of the seeds less the smallest; a difference from the baseline within the larger of two ranges is a
     tie.
 
     Args:
-        labels: as `measured_on_h100` has them.
+        labels: labels of recipes, as for `measured_on_h100`.
 
     Raises KeyError for a recipe that is not in the table, as all exact ones.
     """

@@ -1,5 +1,5 @@
-"""A recipe: what to fine-tune, on which text, with which techniques. Plain data, validated, comparable; and as people
-write it, a command line or a file."""
+"""A recipe says what to fine-tune, on which text, with which techniques. It is plain data, validated and comparable,
+and people write it as a command line or a file."""
 
 import hashlib
 import json
@@ -13,15 +13,16 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from workbench.base.errors import ConfigurationError, brief, explained
-from workbench.base.paths import beside, read_toml
+from workbench.base.device import pick_device
+from workbench.base.errors import ConfigurationError, brief, explain_errors
+from workbench.base.paths import read_beside, read_toml
 from workbench.base.settings import (
-    assigned,
-    changed_settings,
+    check_names,
     check_settings,
-    described,
-    merged,
-    named,
+    describe_field,
+    merge_settings,
+    non_default_settings,
+    parse_assignment,
     parse_settings,
     setting,
     toml,
@@ -36,18 +37,18 @@ if TYPE_CHECKING:
 FILE = ".toml"  # how the name of a recipe file ends
 EXAMPLE = "Write for example: steps = 50, and below it, a line each, [technique.lora], rank = 16."
 FILES = "technique"  # the word for techniques in files, where each has a table
-# fields that came later: they are in an id if given
+# Fields that came later. They are part of an id only where they say something, so that older ids stay.
 LATER = ("evaluation_batch_size", "arguments", "callbacks")
 STRATEGY = "train_sampling_strategy"
 GROUPED = "group_by_length"
 BALANCED = "batch_rebalance"  # micro-batches of about equal cost, and of unequal numbers of rows
-# arguments that are decided here: by pattern, what to use instead
-DECIDED = beside(__file__, "decided.toml")
+# Arguments that a recipe cannot have, as patterns of `name=value`, and what to use instead.
+DECIDED = read_beside(__file__, "decided.toml")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides the result of a fine-tuning run.
+    """A recipe: everything that decides the result of a fine-tuning run.
 
     Two runs compare when their recipes differ in the techniques alone. Techniques are kept in the order in which they
     act (`Stage`), so recipes that mean the same are equal; `recipe | Lora(rank=8)` adds one. `arguments` are fields of
@@ -64,7 +65,7 @@ class Recipe:
     corpus: str = setting(
         "shakespeare", "an embedded text, a path (txt, md, json, jsonl, csv, parquet, …), or a hub's user/set:split"
     )
-    # the largest batches of published trainings are thousands of sequences, and the longest context is a million tokens
+    # The largest batches of published trainings are thousands of sequences, the longest context is a million tokens.
     effective_batch_size: int = setting(8, "sequences per optimizer step", minimum=1, maximum=2**20)
     sequence_length: int = setting(128, "tokens per sequence", minimum=2, maximum=2**20)
     steps: int = setting(12, "optimizer steps", minimum=1)
@@ -88,12 +89,15 @@ class Recipe:
         in_order = sorted(self.techniques, key=lambda technique: (technique.stage, technique.name))
         object.__setattr__(self, "techniques", tuple(in_order))
         check_together(self.techniques, "recipe")
-        self._check_passed_on()
-        self.training_arguments()
+        self._check_arguments()
+        self.training_arguments()  # called for its refusals alone
 
-    def _check_passed_on(self) -> None:
-        """Arguments are kept as TOML gives them back, so that a file of them is exact."""
-        with explained("recipe: these arguments cannot be kept in a file", "Write for example {'weight_decay': 0.1}."):
+    def _check_arguments(self) -> None:
+        """Check arguments and callbacks. Arguments are kept as TOML gives them back, so that a file of them is
+        exact."""
+        with explain_errors(
+            "recipe: these arguments cannot be kept in a file", "Write for example {'weight_decay': 0.1}."
+        ):
             lines = [f"{name} = {toml(value)}" for name, value in self.arguments.items()]
             object.__setattr__(self, "arguments", tomllib.loads("\n".join(lines)))
         for (name, value), (patterns, instead) in product(self.arguments.items(), DECIDED.items()):
@@ -111,7 +115,7 @@ class Recipe:
 
     @property
     def baseline(self) -> Self:
-        """The same recipe without techniques."""
+        """The recipe without its techniques."""
         return replace(self, techniques=())
 
     @property
@@ -121,7 +125,7 @@ class Recipe:
 
     @property
     def title(self) -> str:
-        """The same for prose, by what people call the techniques: `fused GELU + LoRA (rank=8)`."""
+        """The label for prose, by what people call the techniques: `fused GELU + LoRA (rank=8)`."""
         return in_words(self.label) if self.techniques else "full fine-tuning"
 
     @property
@@ -133,7 +137,11 @@ class Recipe:
         return shape
 
     def training_arguments(self) -> Arguments:
-        """The keyword arguments of `transformers.TrainingArguments` that this recipe decides."""
+        """Return the keyword arguments of `transformers.TrainingArguments` that this recipe decides.
+
+        Raises:
+            ConfigurationError: `arguments` names one of them.
+        """
         shape = self.shape
         arguments: Arguments = {
             "per_device_train_batch_size": shape.sequences,
@@ -154,34 +162,37 @@ class Recipe:
 
     @property
     def config(self) -> Any:
-        """The config of its model: a hub's is fetched, its weights are not. Raises as a run does."""
+        """The config of the model: a hub's is fetched, its weights are not. `auto` is the model that `run` would
+        train on this machine. Raises as a run does."""
         from workbench.models import load, source
 
-        return load.load_config(source.locate_config(source.resolve_auto(self.model, "cpu")))
+        return load.load_config(source.locate_config(source.resolve_auto(self.model, pick_device().type)))
 
     def load(self) -> Any:
-        """Its model on the host, with weights, and with what every technique does to a model. Raises as a run does."""
+        """Load the model on the host, with weights, and do on it what every technique does to a model. Raises as a run
+        does."""
         from transformers import set_seed
 
         from workbench.base.patches.accelerate import leave_deepspeed_alone
         from workbench.models import load, source
 
         leave_deepspeed_alone()
-        located = source.locate(source.resolve_auto(self.model, "cpu"))
+        located = source.locate(source.resolve_auto(self.model, pick_device().type))
         with load.quiet():
             model = self.load_from(located, load.load_config(located))
-        set_seed(self.seed)  # what techniques add is drawn
+        set_seed(self.seed)  # techniques draw the weights that they add
         return self.prepare_model(model)
 
     def load_from(self, source: Any, config: Any) -> Any:
-        """The model of a `ModelSource` with its config, loaded as the techniques ask, and nothing done to it yet."""
+        """Load the model of a `ModelSource` with its config, as the techniques ask. No technique has changed it yet."""
         from workbench.models import load
         from workbench.models.family import family_of
 
         return Call(load.load_model, self.model_arguments(family_of(config)))(source, config)
 
     def model_arguments(self, family: "ModelFamily") -> Arguments:
-        """The keyword arguments of `from_pretrained` that the recipe decides; a value may be a Call that makes it."""
+        """Return the keyword arguments of `from_pretrained` that the recipe decides. A value may be a Call that makes
+        it."""
         arguments: Arguments = {}
         if self.dropout is not None:
             arguments = dict.fromkeys(family.dropout_fields, self.dropout)
@@ -190,18 +201,19 @@ class Recipe:
         return arguments
 
     def prepare_model(self, model: Any) -> Any:
-        """A loaded model after every technique's model seam. Raises ConfigurationError: it does not suit one."""
+        """Do on a loaded model what every technique does to a model, and return it. Raises ConfigurationError: it does
+        not suit one."""
         for technique in self.techniques:
-            model = technique.applied_to(model)
+            model = technique.apply_to(model)
         for technique in self.techniques:
             technique.check_model(model)
         return model
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready. Inverse of `from_dict`."""
+        """Return the recipe as JSON-ready data. Inverse of `from_dict`."""
         data = {field.name: getattr(self, field.name) for field in fields(self)}
         data["callbacks"] = [*self.callbacks]
-        # last, and only where they say something: ids of older recipes stay as they are
+        # These come last, and only where they say something: ids of older recipes stay as they are.
         for name in LATER:
             value = data.pop(name)
             if value:
@@ -211,21 +223,25 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, data: object, instead: Sequence[Technique] = ()) -> Self:
-        """The techniques `instead` take the place of those in the data that have their names.
+        """Make a recipe of data, as `to_dict` returns it.
 
-        Raises ConfigurationError for an unknown field, technique or setting, and for what is no mapping.
+        Args:
+            instead: techniques that take the place of those in the data that have their names.
+
+        Raises:
+            ConfigurationError: an unknown field, technique or setting, or data that are no mapping.
         """
         if isinstance(data, cls):
             return data
         known_fields = [FILES, *(field_.name for field_ in fields(cls))]
-        values = named(data, sorted(known_fields), "recipe", "field")
-        table = named(values.pop("techniques", {}), sorted(REGISTRY), "recipe", FILES)
-        table = merged(table, named(values.pop(FILES, {}), sorted(REGISTRY), "recipe", FILES))
+        values = check_names(data, sorted(known_fields), "recipe", "field")
+        table = check_names(values.pop("techniques", {}), sorted(REGISTRY), "recipe", FILES)
+        table = merge_settings(table, check_names(values.pop(FILES, {}), sorted(REGISTRY), "recipe", FILES))
         replaced = {technique.name for technique in instead}
         techniques = [*instead]
         for name, settings in table.items():
             if name not in replaced:
-                techniques.append(REGISTRY[name].given(settings))
+                techniques.append(REGISTRY[name].from_settings(settings))
         return cls(**values, techniques=tuple(techniques))
 
     @property
@@ -235,8 +251,8 @@ class Recipe:
 
 
 def _label(entry: Any) -> str:
-    """`lora(rank=4)`: a technique's name, with the settings that nobody would guess."""
-    changed = changed_settings(entry)
+    """Return a technique's name with the settings that nobody would guess, as `lora(rank=4)`."""
+    changed = non_default_settings(entry)
     shown = []
     for field_ in fields(entry):
         if field_.name in changed or field_.metadata.get("in_label"):
@@ -244,16 +260,16 @@ def _label(entry: Any) -> str:
     return f"{entry.name}({', '.join(shown)})" if shown else entry.name
 
 
-# ---- as people write it: a command line, a file ----
+# ---- a recipe as people write it: a command line, a file ----
 
 
 def as_command(recipe: Recipe) -> str:
-    """The command line that runs this recipe."""
+    """Write the command line that runs this recipe."""
     command = ["python", "-m", "workbench", "run", recipe.model]
-    for name, value in changed_settings(recipe, "model", "techniques", "arguments", "callbacks").items():
-        command += [flag(name), _written(value)]
+    for name, value in non_default_settings(recipe, "model", "techniques", "arguments", "callbacks").items():
+        command += [flag(name), _write(value)]
     for technique in by_name(recipe):
-        settings = [f"{name}:{_written(value)}" for name, value in changed_settings(technique).items()]
+        settings = [f"{name}:{_write(value)}" for name, value in non_default_settings(technique).items()]
         command += ["--technique", f"{technique.name}={','.join(settings)}".rstrip("=")]
     for name, value in recipe.arguments.items():
         command += ["--set", f"arguments.{name}={toml(value)}"]
@@ -263,10 +279,10 @@ def as_command(recipe: Recipe) -> str:
 
 
 def as_toml(recipe: Recipe) -> str:
-    """A recipe file: the model, and what is not as by default. Inverse of `read_recipe`."""
-    lines = assignments({"model": recipe.model, **changed_settings(recipe, "techniques", "arguments")})
+    """Write a recipe file: the model, and all that is not as by default. Inverse of `read_recipe`."""
+    lines = assignments({"model": recipe.model, **non_default_settings(recipe, "techniques", "arguments")})
     for technique in by_name(recipe):
-        lines += ["", f"[technique.{technique.name}]", *assignments(changed_settings(technique))]
+        lines += ["", f"[technique.{technique.name}]", *assignments(non_default_settings(technique))]
     if recipe.arguments:
         lines += ["", "[arguments]", *assignments(recipe.arguments)]
     return "\n".join([*lines, ""])
@@ -281,7 +297,7 @@ def by_name(recipe: Recipe) -> list[Technique]:
 
 
 def read_recipe(path: Path | str) -> Recipe:
-    """The recipe in a file. Its own paths are seen from the working directory, not from that of the file.
+    """Read the recipe in a file. Paths in it are relative to the working directory, not to the folder of the file.
 
     Raises ConfigurationError for a file that is no TOML, and as `Recipe.from_dict`.
     """
@@ -289,8 +305,12 @@ def read_recipe(path: Path | str) -> Recipe:
 
 
 def parse_recipe(values: Mapping[str, str], techniques: Iterable[str] = (), changes: Iterable[str] = ()) -> Recipe:
-    """A recipe from texts, as typed on a command line: fields by name, techniques as `lora=rank:8`, and changes as
-    `technique.lora.rank=16`. A model that ends in `.toml` is a recipe file, over which all of them go.
+    """Make a recipe of texts, as typed on a command line.
+
+    Args:
+        values: fields by their names. A model that ends in `.toml` is a recipe file; all that is typed goes over it.
+        techniques: as `lora=rank:8`.
+        changes: as `technique.lora.rank=16`.
 
     Raises ConfigurationError for a text that cannot be read, and as the recipe itself does.
     """
@@ -298,29 +318,28 @@ def parse_recipe(values: Mapping[str, str], techniques: Iterable[str] = (), chan
     data: dict[str, Any] = {}
     if fields_of_recipe.get("model", "").endswith(FILE):
         data = read_toml(Path(fields_of_recipe.pop("model")), "recipe", EXAMPLE)
-    # What is typed goes over what the file says.
     for change in changes:
-        data = merged(data, assigned(change))
+        data = merge_settings(data, parse_assignment(change))
     return Recipe.from_dict(data | fields_of_recipe, [parse_technique(text) for text in techniques])
 
 
 def recipe_options() -> dict[str, tuple[str, str]]:
-    """Of each field that a command line has an option for: the option, and its help."""
+    """Return the option and its help for each field that a command line has one for, by the field's name."""
     options = {}
     for field_ in fields(Recipe):
         if "help" in field_.metadata:
-            meaning = f"{field_.metadata['help']} ({described(field_)}; default {_written(field_.default)})"
+            meaning = f"{field_.metadata['help']} ({describe_field(field_)}; default {_write(field_.default)})"
             options[field_.name] = (flag(field_.name), meaning)
     return options
 
 
 def flag(field_name: str) -> str:
-    """The command line's name of a field; people know some by a shorter one."""
+    """Return the option of a field on the command line. People know some by a shorter name."""
     if field_name == "effective_batch_size":
         return "--batch-size"
     return "--" + field_name.replace("_", "-")
 
 
-def _written(value: Any) -> str:
-    """As the command line reads it back."""
+def _write(value: Any) -> str:
+    """Write a value as the command line reads it back."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -5,7 +5,7 @@ from itertools import product
 import pandas as pd
 import pytest
 
-from workbench.advise.compare import caption, compare, comparison_text, unranked
+from workbench.advise.compare import caption, compare, comparison_text, list_unranked
 from workbench.advise.frame import to_frame
 from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError
@@ -81,7 +81,7 @@ def test_what_is_not_ranked_is_named_with_its_reason():
         record("elsewhere", device_name="EPYC", status=Status.FAILED, error="other device"),
     ]  # fmt: skip
     frame = to_frame(runs)
-    rest = unranked(frame)
+    rest = list_unranked(frame)
     assert rest.reset_index().values.tolist() == [["x", "oom", "no memory"]]
     assert "\nnot ranked: x: oom. no memory" in comparison_text(compare(frame), rest)
 

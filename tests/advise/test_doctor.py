@@ -20,7 +20,7 @@ from workbench.prediction.predict import predict
 from workbench.recipe import Recipe
 from workbench.techniques import Allocator, GradientAccumulation, GradientCheckpointing, Padding, Streaming
 from workbench.training.run import run
-from workbench.training.trainer import SeamTrainer
+from workbench.training.trainer import MeteredTrainer
 from workbench.training.world import World
 
 MIB, GIB = 2**20, 2**30
@@ -429,7 +429,7 @@ def test_a_cuda_message_reaches_the_record(recipe, monkeypatch, words):
     def refuse(*_, **__):
         raise torch.OutOfMemoryError(words.removeprefix("OutOfMemoryError: "))
 
-    monkeypatch.setattr(SeamTrainer, "training_step", refuse)
+    monkeypatch.setattr(MeteredTrainer, "training_step", refuse)
     with pytest.raises(OutOfMemoryError):
         run(recipe, device="cpu")
     record = read_all()[-1]
@@ -441,16 +441,16 @@ def test_a_cuda_message_reaches_the_record(recipe, monkeypatch, words):
 
 
 def batches_of(recipe, monkeypatch, **options):
-    from workbench.training.trainer import SeamTrainer
+    from workbench.training.trainer import MeteredTrainer
 
-    seen, whole = [], SeamTrainer.training_step
+    seen, whole = [], MeteredTrainer.training_step
 
     def training_step(self, model, inputs, *args, **kwargs):
         seen.append(inputs["input_ids"].shape[1])
         return whole(self, model, inputs, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SeamTrainer, "training_step", training_step)
+        patch.setattr(MeteredTrainer, "training_step", training_step)
         record = run(recipe, device="cpu", **options)
     return seen, record
 

@@ -22,7 +22,7 @@ from workbench.recipe import Recipe
 from workbench.techniques import Allocator, GradientAccumulation, Padding, PrefixTuning, SequenceLength, Streaming
 from workbench.texts import readers
 from workbench.texts import source as reading
-from workbench.texts.chat import labelled
+from workbench.texts.chat import label_tokens
 
 WORDS = ["when", "shall", "we", "three", "meet", "again", "in", "thunder", "lightning", "or", "in", "rain"]
 ROWS_OF_FILE = reading.rows_of_file
@@ -110,7 +110,7 @@ def test_texts_are_not_held(tmp_path):
     path = written(tmp_path / "rows.jsonl", (words(2000, n % 50) for n in range(1000)))  # 10 MB
     source = module.row_source(recipe(path))
     tracemalloc.start()
-    counts, empty = module._counted(source, CountsNothing())
+    counts, empty = module._count_tokens(source, CountsNothing())
     assert (len(counts), empty) == (1000, 0)
     assert tracemalloc.get_traced_memory()[1] < 5 * 2**20
     tracemalloc.stop()
@@ -334,7 +334,7 @@ def test_of_conversations_the_rows_are_as_long_as_in_training(tmp_path, asked, s
             result = scan(recipe(path), "t4", longest=2)
             tokenizer, source = gpt2_tokenizer(), readers.find_text(str(path), "")
             lines = [text for _, text in source.rows() if not isinstance(text, readers.LeftOut)]
-            counted = [len(labelled(line, tokenizer, "answers")) for line in lines]
+            counted = [len(label_tokens(line, tokenizer, "answers")) for line in lines]
             longest = [(row["place"], row["tokens"]) for row in result.longest]
             assert longest == [("line 22", max(counted)), ("line 21", counted[19])]
             assert (result.rows, result.empty) == (48, 1)

@@ -286,7 +286,7 @@ def test_no_model_of_the_hub_may_bring_code(text_file, monkeypatch):
     assert "trust_remote_code" not in script(recipe)
     for hub in (lambda: script(replace(recipe, model="random:gpt2")), lambda: script(recipe)):
         source = hub()  # the first one's tokenizer is the hub's
-        monkeypatch.setattr("workbench.export.script.near", lambda path: path.replace(str(MODELS), "someone"))
+        monkeypatch.setattr("workbench.export.script.relative_path", lambda path: path.replace(str(MODELS), "someone"))
         assert source.count(".from_pretrained(") == source.count("trust_remote_code=False") > 0
     assert '"someone/gpt2-tiny"' in source
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from workbench.__main__ import main
-from workbench.advise.compare import compare, comparison_text, unranked
+from workbench.advise.compare import compare, comparison_text, list_unranked
 from workbench.advise.frame import records, to_csv
 from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError
@@ -60,7 +60,7 @@ def everything(folder: Path) -> None:
     with suppress(ConfigurationError):  # without a baseline
         table = compare(frame)
         assert comparison_text(table)
-        assert list(unranked(frame)) == ["status", "reason"]
+        assert list(list_unranked(frame)) == ["status", "reason"]
 
 
 VALUES = st.one_of(

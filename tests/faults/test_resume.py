@@ -141,7 +141,7 @@ def rewritten(checkpoint, name, content):
     """Another content, and a manifest that vouches for it."""
     torch.save(content, checkpoint / name)
     manifest = json.loads((checkpoint / checkpoints.MANIFEST).read_text())
-    manifest["files"][name] = checkpoints._described(checkpoint / name)
+    manifest["files"][name] = checkpoints._describe(checkpoint / name)
     (checkpoint / checkpoints.MANIFEST).write_text(json.dumps(manifest))
 
 

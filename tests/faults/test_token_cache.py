@@ -8,17 +8,14 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from getpass import getuser
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from datasets import Dataset
 from datasets.arrow_writer import ArrowWriter
 
 from workbench.base import paths
 from workbench.base.errors import ConfigurationError, UnavailableError
-from workbench.export.bring import keep
 from workbench.models.gpt2 import gpt2_tokenizer
 from workbench.techniques import data_loading
 from workbench.texts import corpus
@@ -255,16 +252,6 @@ def test_a_device_without_room(long_text, runs_folder, monkeypatch):
     assert not list((runs_folder / "tokens").iterdir())
 
 
-def test_a_data_set_is_not_kept_on_a_full_disk(runs_folder, monkeypatch):
-    from datasets import Dataset
-
-    dataset = Dataset.from_dict({"text": [WORDS]})
-    monkeypatch.setattr(Dataset, "to_parquet", lambda self, path: (Path(path).write_bytes(b"PAR1"), full()))
-    with pytest.raises(UnavailableError, match="corpus: the data set cannot be written to .*texts: the disk is full"):
-        keep(dataset)
-    assert not list((runs_folder / "texts").iterdir())
-
-
 def test_a_file_where_the_folder_should_be(long_text, runs_folder):
     runs_folder.write_text("a file")
     with pytest.raises(UnavailableError, match="cannot be written to .*tokens: .*name another place"):
@@ -313,15 +300,6 @@ def test_a_second_user_of_the_folder_makes_a_cache_of_his_own(cache, long_text, 
     monkeypatch.setattr(os, "access", lambda place, mode: place != path.parent and usual(place, mode))
     assert rows(long_text) == expected
     assert [other.name for other in runs_folder.glob("tokens-*/*")] == [path.name]
-
-
-def test_a_second_user_keeps_data_sets_in_a_folder_of_his_own(runs_folder, monkeypatch):
-    folder = runs_folder / "texts"
-    folder.mkdir(parents=True)
-    usual = os.access
-    monkeypatch.setattr(os, "access", lambda place, mode: place != folder and usual(place, mode))
-    kept = Path(keep(Dataset.from_dict({"text": ["Some words of a data set."] * 9})))
-    assert kept.parent == folder.with_name(f"texts-{getuser()}")
 
 
 def test_what_another_user_left_unfinished_does_not_end_a_run(cache, long_text, runs_folder, monkeypatch):

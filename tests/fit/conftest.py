@@ -14,7 +14,7 @@ import transformers.training_args
 
 from workbench.fit import inside
 from workbench.fit.card import Use
-from workbench.fit.program import Program, Trial, job_of
+from workbench.fit.program import Program, Trial, changes_of
 
 OPTIMIZERS = import_module("torch.optim.optimizer")  # which is no attribute of its package
 CHANGED = (
@@ -44,8 +44,8 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
         file.write_text(source)
         program = Program.parse(["python", str(file), *arguments])
         if techniques and before is None:  # as a search does, which knows by then which arguments there are
-            before = run_script(source, arguments=arguments)[1].seen
-        job = job_of(program, techniques, before or {}) | {
+            before = run_script(source, arguments=arguments)[1].facts
+        job = changes_of(program, techniques, before or {}) | {
             "steps": 3,
             "life": life,
             "report": str(tmp_path / "report.json"),
@@ -60,7 +60,7 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
             monkeypatch.setattr(owner, name, getattr(owner, name))
 
         def end(reason: str) -> None:
-            run.seen["ended_by"] = reason
+            run.facts["ended_by"] = reason
             raise EndedError
 
         monkeypatch.setattr(run, "end", end)
@@ -83,7 +83,7 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
                 field.type = kind
             monkeypatch.undo()
             handles[0].remove()
-        seen = json.loads(json.dumps(run.seen))
-        return program, Trial(tuple(techniques), seen, Use(0, 0, 0), True, 0.0)
+        facts = json.loads(json.dumps(run.facts))
+        return program, Trial(tuple(techniques), facts, Use(0, 0, 0), True, 0.0)
 
     return run_script

@@ -104,7 +104,7 @@ def test_what_the_program_reports_of_its_card(monkeypatch):
     run = inside.Run({"share": 0.5, "timed": True, "steps": 3, "life": False})
     shares = []
     memory = SimpleNamespace(reset_peak_memory_stats=lambda: None, max_memory_reserved=lambda: 7 * GIB)
-    run.note_resets(memory)
+    run.keep_peaks(memory)
     memory.reset_peak_memory_stats()
     cuda = SimpleNamespace(
         is_initialized=lambda: True,
@@ -117,13 +117,13 @@ def test_what_the_program_reports_of_its_card(monkeypatch):
         set_per_process_memory_fraction=shares.append,
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert run.used_of_the_card() == {"reserved": 7 * GIB, "refusals": 2, "beside": 3 * GIB}
-    run.watch_the_card(cuda)
+    assert run.measure_card() == {"reserved": 7 * GIB, "refusals": 2, "beside": 3 * GIB}
+    run.limit_memory(cuda)
     assert shares == [0.5]
     run.on_step(1)
-    assert "step_time_s" not in run.seen
+    assert "step_time_s" not in run.facts
     run.on_step(2)
-    assert run.seen["step_time_s"] >= 0
+    assert run.facts["step_time_s"] >= 0
 
 
 # ---- the search ----
@@ -136,18 +136,18 @@ def planned_here(monkeypatch, tmp_path):
     def try_out(program, card, techniques, **_):
         needed = 15 * GIB - sum(SAVED[entry.name] for entry in techniques)
         fits = needed <= card.gpu.memory_bytes
-        seen = {**SEEN, "step_time_s": 2.0 - needed / (15 * GIB)}
+        facts = {**SEEN, "step_time_s": 2.0 - needed / (15 * GIB)}
         if not fits:
             message = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB"
             sizes = {"weights": GIB, "trained": GIB, "states": 0, "peak": 7 * GIB}
-            seen |= {"ended_by": "out of memory", "steps": 0, "message": message, "sizes": sizes}
-        return Trial(tuple(techniques), seen, Use(0, min(needed, card.gpu.memory_bytes), 0), fits, 1.0)
+            facts |= {"ended_by": "out of memory", "steps": 0, "message": message, "sizes": sizes}
+        return Trial(tuple(techniques), facts, Use(0, min(needed, card.gpu.memory_bytes), 0), fits, 1.0)
 
     here = replace(HERE, gpu=replace(HERE.gpu, memory_bytes=8 * GIB))
     monkeypatch.setattr(search, "try_out", try_out)
-    monkeypatch.setattr(search, "offered", lambda *_, **__: [(technique(name),) for name in SAVED])
+    monkeypatch.setattr(search, "list_choices", lambda *_, **__: [(technique(name),) for name in SAVED])
     monkeypatch.setattr(search, "card_here", lambda *_: here)
-    monkeypatch.setattr(CardHere, "with_room", lambda *_: None)
+    monkeypatch.setattr(CardHere, "enlarge", lambda *_: None)
     (tmp_path / "train.py").write_text(TRAINER_SCRIPT)
     return lambda **options: fit(["python", str(tmp_path / "train.py")], here=True, **options)
 
@@ -174,7 +174,7 @@ def test_nothing_that_was_measured_is_called_emulated(planned_here):
 
 
 def test_what_room_an_emulated_card_has_is_called_so(planned_here, monkeypatch):
-    monkeypatch.setattr(CardHere, "with_room", lambda *_: Card(replace(gpu("t4"), memory_bytes=80 * GIB)))
+    monkeypatch.setattr(CardHere, "enlarge", lambda *_: Card(replace(gpu("t4"), memory_bytes=80 * GIB)))
     assert "it needs 15.0 GiB, on an emulated card" in str(planned_here())
 
 

@@ -10,11 +10,11 @@ from test_edit import losses_of, run_by_itself
 import workbench.gpus.emulator.inside
 from workbench.base.errors import ConfigurationError
 from workbench.fit import any_training, inside
-from workbench.fit.candidates import offered, sizes_of
+from workbench.fit.candidates import list_choices, sizes_of
 from workbench.fit.card import Card
-from workbench.fit.edit import changed_script, edits_of
+from workbench.fit.edit import edits_of, rewrite_script
 from workbench.fit.functions import functions_to_paste
-from workbench.fit.program import job_of, lacking
+from workbench.fit.program import changes_of, find_missing_packages
 from workbench.fit.results import Fit
 from workbench.gpus.catalogue import gpu
 from workbench.techniques import FusedGelu, GradientAccumulation
@@ -40,51 +40,51 @@ def test_what_an_interpreter_lacks(tmp_path):
     python = tmp_path / "python"
     python.write_text("""#!/bin/sh\necho '["3.9.18", {"torch": "2.3.1", "Tqdm": "4.67.1"}]'\n""")
     python.chmod(0o755)
-    faults = lacking(str(python))
+    faults = find_missing_packages(str(python))
     assert faults[0] == "Python 3.9.18 (3.11 or newer is needed)"
     assert "torch 2.3.1 (2.10 or newer is needed)" in faults
     assert "no peft" in faults
     assert not any("tqdm" in fault or "bitsandbytes" in fault for fault in faults)
     with pytest.raises(ConfigurationError, match="nowhere does not answer as a Python"):
-        lacking("nowhere")
+        find_missing_packages("nowhere")
 
 
 def test_arguments_are_changed_there_and_nothing_else(tried):
     _, as_it_is = tried(TRAINER_SCRIPT)
-    assert as_it_is.seen["model"] == "GPT2LMHeadModel"
-    names = {family[0].name for family in offered(as_it_is.seen, gpu("t4"), by_arguments_alone=True)}
+    assert as_it_is.facts["model"] == "GPT2LMHeadModel"
+    names = {family[0].name for family in list_choices(as_it_is.facts, gpu("t4"), by_arguments_alone=True)}
     assert names == {"allocator", "gradient_accumulation", "gradient_checkpointing", "mixed_precision", "optimizer"}
     changes = [GradientAccumulation(4)]
-    some_program, trial = tried(TRAINER_SCRIPT, *changes, before=as_it_is.seen)
-    job = job_of(some_program, changes, as_it_is.seen)
+    some_program, trial = tried(TRAINER_SCRIPT, *changes, before=as_it_is.facts)
+    job = changes_of(some_program, changes, as_it_is.facts)
     assert job["on_model"] == job["on_trainer"] == {}  # for which the workbench is imported there
-    assert trial.seen["steps"] == 3
-    text = changed_script(some_program, edits_of(changes, trial.seen))
+    assert trial.facts["steps"] == 3
+    text = rewrite_script(some_program, edits_of(changes, trial.facts))
     assert "per_device_train_batch_size=2" in text
     assert "workbench" not in text
 
 
 def test_a_loop_takes_no_arguments(tried):
     _, trial = tried(LOOP_SCRIPT)
-    choices = offered(trial.seen, gpu("t4"), by_arguments_alone=True)
+    choices = list_choices(trial.facts, gpu("t4"), by_arguments_alone=True)
     assert [family[0].name for family in choices] == ["allocator"]
-    functions = functions_to_paste(trial.seen, gpu("t4"), sizes_of({**trial.seen, "sizes": SIZES}, 2**30, 0))
+    functions = functions_to_paste(trial.facts, gpu("t4"), sizes_of({**trial.facts, "sizes": SIZES}, 2**30, 0))
     assert "gradient_checkpointing" in functions
     assert not [text for text in functions.values() if "trainer" in text]
 
 
 def test_python_before_3_11_knows_the_line_of_a_call_alone(tried):
     some_program, trial = tried(TRAINER_SCRIPT, GradientAccumulation(4))
-    with_positions = changed_script(some_program, edits_of(trial.techniques, trial.seen))
-    del trial.seen["arguments_call"]["positions"]
-    assert changed_script(some_program, edits_of(trial.techniques, trial.seen)) == with_positions
+    with_positions = rewrite_script(some_program, edits_of(trial.techniques, trial.facts))
+    del trial.facts["arguments_call"]["positions"]
+    assert rewrite_script(some_program, edits_of(trial.techniques, trial.facts)) == with_positions
 
 
 def test_functions_stand_alone_and_do_the_same(tried, tmp_path):
     """Pasted between the Trainer and its training, each leaves the losses as they are."""
     _, trial = tried(TRAINER_SCRIPT.replace("**rates", 'activation_function="gelu_new", **rates'))
-    sizes = sizes_of({**trial.seen, "sizes": SIZES}, 2**30, 0)
-    functions = functions_to_paste(trial.seen, gpu("t4"), sizes)
+    sizes = sizes_of({**trial.facts, "sizes": SIZES}, 2**30, 0)
+    functions = functions_to_paste(trial.facts, gpu("t4"), sizes)
     assert {"chunked_cross_entropy", FusedGelu.name} <= functions.keys()
     assert not {"gradient_checkpointing", "gradient_accumulation"} & functions.keys()  # they are arguments
     assert not [name for name, text in functions.items() if "workbench" in text]
@@ -103,9 +103,9 @@ def test_functions_stand_alone_and_do_the_same(tried, tmp_path):
 def test_what_the_program_makes_itself_gets_no_function(own, name, tried):
     """Pasted there it would leave a loss without its logits, or change an optimizer that nobody takes."""
     _, trial = tried(TRAINER_SCRIPT)
-    sizes = sizes_of({**trial.seen, "sizes": SIZES}, 2**30, 0)
-    assert name in functions_to_paste(trial.seen, gpu("t4"), sizes)
-    functions = functions_to_paste({**trial.seen, **own}, gpu("t4"), sizes)
+    sizes = sizes_of({**trial.facts, "sizes": SIZES}, 2**30, 0)
+    assert name in functions_to_paste(trial.facts, gpu("t4"), sizes)
+    functions = functions_to_paste({**trial.facts, **own}, gpu("t4"), sizes)
     assert FusedGelu.name in functions
     assert name not in functions
 

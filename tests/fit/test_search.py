@@ -82,8 +82,8 @@ def card(monkeypatch):
         needed = int((1 + states + max(activations + logits, 2.0)) * GIB)
         sets.append({entry.name for entry in techniques})
         fits = needed <= place.gpu.memory_bytes
-        seen = {**SEEN, "ended_by": "steps" if fits else "out of memory"}
-        return Trial(tuple(techniques), seen, Use(0, needed, 0), fits, 1.0)
+        facts = {**SEEN, "ended_by": "steps" if fits else "out of memory"}
+        return Trial(tuple(techniques), facts, Use(0, needed, 0), fits, 1.0)
 
     monkeypatch.setattr(search, "try_out", try_out)
     return sets
@@ -137,7 +137,7 @@ def test_another_kind_of_model_is_changed_by_arguments_alone(card, script, monke
 
 
 def test_without_the_workbench_functions_are_there_to_be_pasted(card, script, monkeypatch):
-    monkeypatch.setattr(search, "lacking", lambda _: ("no peft",))
+    monkeypatch.setattr(search, "find_missing_packages", lambda _: ("no peft",))
     planned = fit(script, "t4", budget="8GiB")
     by_arguments = {"allocator", "gradient_accumulation", "gradient_checkpointing", "mixed_precision", "optimizer"}
     assert set().union(*card) <= by_arguments
@@ -152,7 +152,7 @@ def test_smaller_batches_of_a_loss_of_ones_own_are_exact_with_a_condition(card, 
     assert condition not in str(fit(script, "t4", budget="14GiB"))
     monkeypatch.setitem(SEEN, "own_loss", "KTOTrainer")
     planned = fit(script, "t4", budget="14GiB")
-    with_condition = [names(answer) for answer in planned.candidates if condition in "\n".join(answer.ways)]
+    with_condition = [names(answer) for answer in planned.candidates if condition in "\n".join(answer.instructions)]
     assert with_condition == [{"gradient_accumulation"}]
 
 
@@ -217,8 +217,8 @@ def test_a_set_that_the_program_cannot_have_is_told(card, script, monkeypatch):
 def test_what_is_refused_among_others_is_not_tried_again(script, monkeypatch):
     chunked = technique("chunked_cross_entropy")
     fused = technique("fused_gelu")
-    seen = {"ended_by": "refusal", "refusal": "chunked_cross_entropy: here compute_loss() makes the loss"}
-    monkeypatch.setattr(search, "try_out", lambda *_, **__: Trial((chunked, fused), seen, NOTHING, False, 1.0))
+    facts = {"ended_by": "refusal", "refusal": "chunked_cross_entropy: here compute_loss() makes the loss"}
+    monkeypatch.setattr(search, "try_out", lambda *_, **__: Trial((chunked, fused), facts, NOTHING, False, 1.0))
     ends_at = time.monotonic() + 60
     programs = search.ProgramSearch(Program.parse(script), Card(find_gpu("t4")), 3, False, ends_at, lambda _: None)
     programs.run((chunked, fused))
@@ -229,11 +229,11 @@ def test_what_is_refused_among_others_is_not_tried_again(script, monkeypatch):
 
 def test_a_written_script_that_does_not_come_to_its_end_is_not_verified(card, script, monkeypatch):
     planned = fit(script, "t4", budget="14GiB")
-    monkeypatch.setattr(search, "written_program", lambda planned, _: (planned.program, []))
+    monkeypatch.setattr(search, "write_program", lambda planned, _: (planned.program, []))
     monkeypatch.setattr(search, "try_out", lambda *_, **__: Trial((), {}, Use(TIMED_OUT, 0, 0), False, 1.0))
     ends_at = time.monotonic() + 60
     programs = search.ProgramSearch(Program.parse(script), Card(find_gpu("t4")), 3, False, ends_at, lambda _: None)
-    written = search.written_beside(planned, programs)
+    written = search.write_beside(planned, programs)
     assert "not verified, since it did not come to the end of its steps: the time was up" in str(written)
     assert "NOT fit" not in str(written)
     assert written.written_reserved_bytes is None
@@ -296,9 +296,9 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_program_that_does_not_train_is_told_why(ending):
-    seen, reason = ENDINGS[ending]
+    facts, reason = ENDINGS[ending]
     with pytest.raises(ConfigurationError, match=reason):
-        check_trial(Trial((), {"ended_by": ending, "kind": "", **seen}, NOTHING, False, 1.0), 600)
+        check_trial(Trial((), {"ended_by": ending, "kind": "", **facts}, NOTHING, False, 1.0), 600)
 
 
 def test_a_model_that_alone_is_too_large_is_no_failure_of_the_program():
@@ -355,7 +355,7 @@ def test_the_written_script_takes_the_printed_peak(tmp_path, monkeypatch):
     file = tmp_path / "train.py"
     file.write_text(source)
     monkeypatch.setitem(search.ANSWERS, Numerics.EXACT, 1)
-    monkeypatch.setattr(search, "offered", lambda *_, **__: [(technique("chunked_cross_entropy"),)])
+    monkeypatch.setattr(search, "list_choices", lambda *_, **__: [(technique("chunked_cross_entropy"),)])
     planned = fit(["python", str(file)], "t4", budget="1.2GiB", write=True, say=lambda _: None)
     (answer,) = planned.candidates
     assert planned.written_reserved_bytes == answer.reserved_bytes

@@ -45,9 +45,9 @@ def card(monkeypatch):
 
     def call_on(card, function, gpu, payload, *changes, **_):
         payloads.append(payload)
-        seen = {"rows": 2, "tokens": 16}
+        facts = {"rows": 2, "tokens": 16}
         reserved = 10000 if len(payloads) == 3 else 17500
-        return {"reserved": reserved * MIB, "sizes": SIZES, "seen": seen}
+        return {"reserved": reserved * MIB, "sizes": SIZES, "facts": facts}
 
     monkeypatch.setattr(will_it_fit, "call_on", call_on)
     return payloads
@@ -110,7 +110,7 @@ def test_a_module_beside_the_script_is_sent_by_its_name(tmp_path, monkeypatch):
 
     trainer = trainer_of(tmp_path)
     trainer.data_collator = lambda rows: beside.here
-    _, _, _, content = will_it_fit.sent(trainer, [], None)[0]
+    _, _, _, content = will_it_fit.pack_trainer(trainer, [], None)[0]
     assert b"beside" in content
 
 
@@ -130,9 +130,9 @@ def test_where_nobody_can_say_training_goes_on(card, tmp_path, monkeypatch):
 def test_what_is_measured_is_compared_with_a_batch_as_large(card, tmp_path):
     need = WillItFit(trainer_of(tmp_path), gpu="t4").predict()
     measured = need.need_bytes
-    assert need.compared(measured, True).endswith("off by +0.0%")
-    assert need.compared(measured * 2, True).endswith("off by -50.0%")
-    assert "for the longest batch, which did not come" in need.compared(measured, False)
+    assert need.compare(measured, True).endswith("off by +0.0%")
+    assert need.compare(measured * 2, True).endswith("off by -50.0%")
+    assert "for the longest batch, which did not come" in need.compare(measured, False)
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def test_it_says_what_the_script_of_the_page_takes(tmp_path, monkeypatch):
     trial = try_out(Program.parse(["python", "train.py"]), Card(gpu("t4")), steps=3, time_limit_s=100)
     assert said.reserved_bytes == trial.reserved_bytes
     assert sum(said.parts.values()) == said.need_bytes
-    assert said.sizes == trial.seen["sizes"]
-    assert said.seen == {"rows": 2, "tokens": 1024, "longest_row": 1024}
+    assert said.sizes == trial.facts["sizes"]
+    assert said.facts == {"rows": 2, "tokens": 1024, "longest_row": 1024}
 
 
 @pytest.mark.dear

@@ -8,7 +8,7 @@ import pytest
 
 from workbench.__main__ import main
 from workbench.base.errors import ConfigurationError
-from workbench.gpus.emulator.inside._emulated_history import growth
+from workbench.gpus.emulator.inside._emulated_history import report_growth
 from workbench.gpus.snapshot import SnapshotDifference, read_snapshot
 
 MIB = 2**20
@@ -157,7 +157,7 @@ def steps(bytes_of_step):
 
 
 def test_what_is_kept_at_every_step_grows():
-    grown = growth(*steps(lambda step: 3 * MIB))
+    grown = report_growth(*steps(lambda step: 3 * MIB))
     assert grown == {
         "steps": 7,
         "bytes_a_step": 3 * MIB,
@@ -167,11 +167,11 @@ def test_what_is_kept_at_every_step_grows():
 
 @pytest.mark.parametrize("bytes_of_step", [lambda step: 0, lambda step: 512, lambda step: 9 * MIB * (step == 2)])
 def test_what_is_freed_or_tiny_or_kept_once_does_not(bytes_of_step):
-    assert growth(*steps(bytes_of_step)) is None
+    assert report_growth(*steps(bytes_of_step)) is None
 
 
 def test_without_times_or_with_few_steps_nothing_is_said():
     trace, marks = steps(lambda step: 3 * MIB)
-    assert growth(trace, marks[:3]) is None
-    assert growth([{key: event[key] for key in event if key != "time_us"} for event in trace], marks) is None
-    assert growth([], marks) is None
+    assert report_growth(trace, marks[:3]) is None
+    assert report_growth([{key: event[key] for key in event if key != "time_us"} for event in trace], marks) is None
+    assert report_growth([], marks) is None

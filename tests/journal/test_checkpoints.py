@@ -54,7 +54,7 @@ def test_the_newest_is_that_of_the_highest_step(make, tmp_path, capsys):
     assert checkpoints.newest_checkpoint(tmp_path) is None
     nine, ten = make(9), make(10)
     assert checkpoints.newest_checkpoint(tmp_path) == ten
-    assert checkpoints.counters(ten) == {"tokens_seen": 10, "padding_tokens": 0}
+    assert checkpoints.read_counters(ten) == {"tokens_seen": 10, "padding_tokens": 0}
     assert nine.exists()
     assert capsys.readouterr().err == ""
 

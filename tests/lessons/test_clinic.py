@@ -12,7 +12,7 @@ from workbench.base.errors import ConfigurationError
 from workbench.base.paths import NOTEBOOKS
 from workbench.lessons import clinic
 from workbench.lessons.clinic import CASES, CAUSES, ask, form
-from workbench.lessons.trials import TRIALS, Tried, changed, predicted_on
+from workbench.lessons.trials import TRIALS, Outcome, apply_switches, prediction_trial
 from workbench.recipe import Recipe
 from workbench.techniques import GradientCheckpointing, Lora
 
@@ -68,7 +68,7 @@ def case():
     first_step = CASES["first_step"]
 
     def trial(switches):
-        return Tried(1 if set(switches) == set(first_step.reference) else 3, 2, "activations", 1)
+        return Outcome(1 if set(switches) == set(first_step.reference) else 3, 2, "activations", 1)
 
     return replace(first_step, trial=trial)
 
@@ -82,9 +82,9 @@ def shown(monkeypatch):
 
 
 def test_it_does_not_fit_if_something_else_is_short():
-    assert Tried(1, 2).fits
-    assert not Tried(1, 2, short="the host is full").fits
-    assert "the host is full" in str(Tried(1, 2, short="the host is full"))
+    assert Outcome(1, 2).fits
+    assert not Outcome(1, 2, short="the host is full").fits
+    assert "the host is full" in str(Outcome(1, 2, short="the host is full"))
 
 
 def test_an_unknown_case_is_refused():
@@ -94,28 +94,28 @@ def test_an_unknown_case_is_refused():
 
 def test_switches_that_exclude_each_other_are_refused_in_words():
     recipe = Recipe(model="gpt2-tiny", effective_batch_size=4)
-    states = replace(CASES["states"], trial=lambda s: Tried(len(changed(recipe, s).techniques), 0))
+    states = replace(CASES["states"], trial=lambda s: Outcome(len(apply_switches(recipe, s).techniques), 0))
     assert "forbids. Drop one of the two." in states.judge(["optimizer=kind:adafactor", "optimizer_offloading"])
 
 
 def test_a_case_tells_what_it_needs_and_its_clues_and_not_the_largest_part():
-    case = replace(CASES["half_copies"], trial=lambda switches: Tried(5 - len(switches), 3, "weights", 2))
+    case = replace(CASES["half_copies"], trial=lambda switches: Outcome(5 - len(switches), 3, "weights", 2))
     assert case.needs == "It needs 5 B of 3 B. In fp32 alone it needs 4 B of 3 B."
 
 
 def test_switches_change_a_recipe():
     recipe = Recipe(model="gpt2") | Lora(rank=8)
-    assert changed(recipe, ["lora=rank:2", "gradient_checkpointing"]).techniques == (
+    assert apply_switches(recipe, ["lora=rank:2", "gradient_checkpointing"]).techniques == (
         Lora(rank=2),
         GradientCheckpointing(),
     )
-    assert changed(recipe, ["no lora"]) == recipe.baseline
+    assert apply_switches(recipe, ["no lora"]) == recipe.baseline
     with pytest.raises(ConfigurationError):
-        changed(recipe, ["lorax"])
+        apply_switches(recipe, ["lorax"])
 
 
 def test_a_prediction_counts_reserved_memory_and_context():
-    tried = predicted_on(Recipe(model="gpt2-tiny"), "t4")(())
+    tried = prediction_trial(Recipe(model="gpt2-tiny"), "t4")(())
     assert 2**29 < tried.needed_bytes < 2**31 < tried.budget_bytes
     assert tried.fits
 

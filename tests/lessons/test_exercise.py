@@ -18,7 +18,7 @@ def form(*asked, **options):
 
 
 def told(page):
-    return json.loads(html.unescape(re.search(r'data-told="([^"]*)"', page)[1]))
+    return json.loads(html.unescape(re.search(r'data-exercise="([^"]*)"', page)[1]))
 
 
 def test_numbers_of_numpy_and_large_ones_are_told_and_shown_as_people_write_them():

@@ -113,7 +113,7 @@ def test_an_unknown_parameter_is_refused_before_anything_runs(tmp_path):
 
 def test_parameters_reach_the_cells(notebook, tmp_path, without_kernels):
     path = notebook("print('steps are', steps)")
-    assert parameters.of(path) == {"steps": "int"}
+    assert parameters.parameter_types(path) == {"steps": "int"}
     parameters.check_parameters([path], {"steps": 7})
     output = execute_notebook(path, tmp_path / "new" / "out.ipynb", {"steps": 7, "unknown to this one": 1})
     assert output_of(output) == "steps are 7\n"
@@ -237,10 +237,10 @@ def test_progress_counts_down_in_proportion_to_what_was_timed_once(tmp_path, mon
     times.write_text("lesson,runs,seconds\n01_a,2,10\n02_b,4,20\n03_c,6,30\n")
     monkeypatch.setattr("workbench.lessons.progress.TIMES", times)
     progress = Progress(["01_a", "02_b", "03_c", "04_new"], at_once=2)
-    progress.done("01_a", 20.0)  # twice as slow as in the table
+    progress.report("01_a", 20.0)  # twice as slow as in the table
     assert "1 of 4; left: about 14 runs and 70 s" in capsys.readouterr().out
     for name in ("03_c", "04_new", "02_b"):
-        progress.done(name, 1.0)
+        progress.report(name, 1.0)
     assert capsys.readouterr().out.endswith("4 of 4\n")
 
 

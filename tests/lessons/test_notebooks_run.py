@@ -89,7 +89,7 @@ def test_a_notebook_runs_and_what_it_leaves_and_says_is_true(path, subtests, tmp
         with subtests.test("what it says of itself is so", claim=claim):
             assert re.search(claim, shown)
     with subtests.test("it has records if it asks for runs"):
-        assert records or "seeds" not in parameters.of(path)
+        assert records or "seeds" not in parameters.parameter_types(path)
     with subtests.test("a step to drag through is there, once for each time that it is asked for"):
         asked = sum(cell.source.count("step_on_card(") for cell in executed.cells if cell.cell_type == "code")
         assert sum("<iframe" in html_of(output) for output in outputs) == asked
@@ -186,7 +186,7 @@ def least_weights_bytes(dtype: str) -> int:
 
 def check_techniques(path: Path, records: list[Record]) -> None:
     stem = path.stem.split("_", 1)[-1]
-    taught = {name for name, technique in REGISTRY.items() if stem in (name, technique.family)}
+    taught = {name for name, technique in REGISTRY.items() if stem in (name, technique.lesson)}
     if taught:
         labels = {record.label for record in records if record.status in (Status.OK, Status.UNAVAILABLE)}
         # a compiled step takes a minute: its run is a committed one, which the lesson's parameter `compile` makes anew

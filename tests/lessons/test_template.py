@@ -21,7 +21,7 @@ def stem(path):
     return path.stem.split("_", 1)[-1]
 
 
-LESSON_OF = {name: cls.family or name for name, cls in REGISTRY.items()}
+LESSON_OF = {name: cls.lesson or name for name, cls in REGISTRY.items()}
 NUMBERED = [path for path in EVERY if path.stem[0].isdigit()]
 LESSONS = [path for path in NUMBERED if stem(path) in LESSON_OF.values()]
 APPENDICES = [path for path in NUMBERED if re.match(r"\d\d[a-z]_", path.stem)]

@@ -94,6 +94,7 @@ def test_the_timeline_can_be_made_again_from_the_page():
     np.testing.assert_array_equal(live, timeline.live)
     assert step["phases"] == [phase and str(phase) for phase in timeline.phases]
     assert [step["operations"][i] for i in step["maker"]] == [timeline.operations[i] for i in (0, 1, 1, 2, 1)]
+    assert step["words"] == ["there before the step", "matrix product", "gradient of tanh"]
 
 
 def test_what_the_page_says_of_a_prediction_is_the_predictions():
@@ -132,5 +133,6 @@ def test_operations_have_words_and_one_without_keeps_its_name():
         "aten._foreach_sqrt_.default": "square root over many tensors",
         "aten.roll.default": "roll",
         "given": "there before the step",
+        "flex_attention in model.layers.0": "flex attention",
     }
     assert {operation: operation_in_words(operation) for operation in known} == known

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from workbench.base.categories import Category, Phase
 from workbench.measure.allocators import allocator_for, live_tensor_bytes
-from workbench.measure.meter import Meter, attached_tensors
+from workbench.measure.meter import Meter, find_attached_tensors
 from workbench.techniques import GradientCheckpointing, Lora
 
 B, T, V, LAYERS = 4, 64, 2048, 2
@@ -33,7 +33,7 @@ def prepared(technique):
     )
     model = GPT2LMHeadModel(config)
     model.loss_type = "ForCausalLM"
-    model = technique.applied_to(model) if technique else model
+    model = technique.apply_to(model) if technique else model
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     return model.train(), optimizer, torch.randint(V, (B, T))
 
@@ -163,9 +163,9 @@ def test_what_runs_while_attribution_is_off_is_not_booked():
     with Meter(model, optimizer) as meter:
         step(model, optimizer, ids, None, meter.phase)
         peak = meter.report().peak_allocated_bytes
-        meter.attribute(False)
+        meter.set_tracking(False)
         large = torch.zeros(100_000_000 // 4)
-        meter.attribute(True)
+        meter.set_tracking(True)
         with meter.phase(Phase.EVALUATION):
             model(input_ids=ids[:1])
     assert large.numel() == 25_000_000
@@ -175,9 +175,9 @@ def test_what_runs_while_attribution_is_off_is_not_booked():
 def test_gradients_of_a_step_that_was_not_attributed_are_booked_when_attribution_comes_back():
     model, optimizer, ids = prepared(None)
     with Meter(model, optimizer) as meter:
-        meter.attribute(False)
+        meter.set_tracking(False)
         step(model, optimizer, ids, None, meter.phase)
-        meter.attribute(True)
+        meter.set_tracking(True)
         with meter.phase(Phase.EVALUATION):
             model(input_ids=ids[:1])
     parameters = sum(p.numel() for p in model.parameters())
@@ -255,7 +255,7 @@ def test_gradients_are_not_labelled_while_attribution_is_off(monkeypatch):
     model, optimizer, ids = prepared(None)
     with Meter(model, optimizer) as meter:
         monkeypatch.setattr(meter.tracker, "label", lambda *asked_for: asked.append(asked_for))
-        meter.attribute(False)
+        meter.set_tracking(False)
         step(model, optimizer, ids, None, meter.phase)
     assert asked == []
 
@@ -280,7 +280,7 @@ def test_tensors_that_hang_on_a_weight_are_weights():
     model = torch.nn.Linear(8, 8)
     model.weight.quant_state = Scales(1000)
     model.table = (torch.ones(50),)
-    assert sorted(t.numel() for t in attached_tensors(model)) == [8, 50, 64, 250, 1000]
+    assert sorted(t.numel() for t in find_attached_tensors(model)) == [8, 50, 64, 250, 1000]
     with Meter(model) as meter:
         model.later = torch.ones(10_000)  # came during training: not a weight
         with meter.phase(Phase.FORWARD):

@@ -141,7 +141,7 @@ def test_an_expression_of_a_tokenizer_that_explodes_is_named(folder):
     with pytest.raises(ConfigurationError, match=r"cannot read the text \(PanicException.*retry-limit"):
         belongs.check_tokenizer(source, load_config(source), tokenizer, text)
     with pytest.raises(ConfigurationError, match=r"does not get through the text \(PanicException"):
-        list(corpus.in_time(corpus.encoded([text], tokenizer)))
+        list(corpus.in_time(corpus.encode_text([text], tokenizer)))
 
 
 def test_a_tokenizer_that_does_not_end_has_a_limit(folder, monkeypatch):
@@ -161,7 +161,7 @@ def test_a_tokenizer_that_does_not_end_has_a_limit(folder, monkeypatch):
         belongs.check_tokenizer(locate(str(folder)), None, endless, TEXT)
     assert ended.wait(2)
     with pytest.raises(ConfigurationError, match=r"does not get through the text \(it takes longer than 0.2 s\)"):
-        list(corpus.in_time(corpus.encoded([TEXT], endless)))
+        list(corpus.in_time(corpus.encode_text([TEXT], endless)))
 
 
 def test_a_chat_template_that_does_not_end_has_a_limit(tmp_path, monkeypatch):

@@ -394,7 +394,7 @@ def saved_adapter(tmp_path_factory):
     @cache
     def save(technique):
         source, path = locate("gpt2-tiny"), tmp_path_factory.mktemp("adapter")
-        adapted = technique.applied_to(load_model(source, load_config(source)))
+        adapted = technique.apply_to(load_model(source, load_config(source)))
         save_model(adapted, load_tokenizer(source), source, "adapter", path)
         return path
 

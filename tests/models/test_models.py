@@ -433,7 +433,7 @@ def test_weights_with_a_missing_layer_are_refused_and_not_filled_at_random(saved
 @pytest.fixture
 def adapted(model):
     """With LoRA, and a B that is no longer zero."""
-    adapted = Lora(rank=4).applied_to(model)
+    adapted = Lora(rank=4).apply_to(model)
     torch.manual_seed(1)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():

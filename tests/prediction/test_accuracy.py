@@ -24,8 +24,8 @@ from workbench.prediction.prediction import Prediction
 from workbench.recipe import Recipe
 from workbench.techniques import parse_technique
 from workbench.texts.corpus import Blocks
-from workbench.training.arguments import argument_values, training_arguments
-from workbench.training.trainer import assemble, prepare_data
+from workbench.training.arguments import build_training_arguments, complete_arguments
+from workbench.training.trainer import build_trainer, prepare_data
 
 pytestmark = pytest.mark.dear
 MEAN, WORST = 0.01, 0.025
@@ -116,11 +116,11 @@ def _real(recipe: Recipe, folder: Path) -> tuple[int, MemoryReport]:
     rows = Dataset.from_dict({"input_ids": [list(range(recipe.sequence_length))] * recipe.effective_batch_size})
     with quiet():
         model = recipe.prepare_model(load_model(source, load_config(source)))
-        arguments = training_arguments(argument_values(recipe, 1e-4), "cpu", folder / "trainer")
+        arguments = build_training_arguments(complete_arguments(recipe, 1e-4), "cpu", folder / "trainer")
         arguments.eval_on_start = False
         meter = Meter(model, before_bytes=0)
         text = "", load_tokenizer(source), recipe.sequence_length, recipe.effective_batch_size
-        trainer = assemble(recipe, model, prepare_data(recipe, Blocks(rows, rows, text)), arguments, meter, [])
+        trainer = build_trainer(recipe, model, prepare_data(recipe, Blocks(rows, rows, text)), arguments, meter, [])
         storages = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for p in model.parameters()}
         gc.collect()  # else an earlier run's tensors would be freed, and subtracted, in this one
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, meter:

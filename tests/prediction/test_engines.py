@@ -170,7 +170,7 @@ def test_each_engine_has_predictions_of_its_own():
 
 def test_a_shadow_that_is_a_fork_of_the_emulators_process_casts_the_same():
     prediction_worker.SHADOWS.end()
-    call.start_process(gpu("t4"), prediction_worker.ON_CARD)
+    call.start_trunk(gpu("t4"), prediction_worker.CARD_MODULES)
     asked = SMALL | MixedPrecision("fp16") | Lora(), ["t4", "h100", CPU], False
     forked = prediction_worker.ask_shadow(*asked)
     assert isinstance(prediction_worker.SHADOWS.children["shadow"], Fork)

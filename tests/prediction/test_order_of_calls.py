@@ -18,8 +18,8 @@ from workbench.models.source import locate
 from workbench.prediction.rows import STEPS
 from workbench.prediction.shadow.step import train
 from workbench.techniques import GradientAccumulation
-from workbench.training.arguments import argument_values, training_arguments
-from workbench.training.trainer import SeamTrainer, assemble, collate
+from workbench.training.arguments import build_training_arguments, complete_arguments
+from workbench.training.trainer import MeteredTrainer, build_trainer, collate
 
 
 def gradients(parameters):
@@ -50,10 +50,10 @@ def optimizer_step(optimizer, *_):
 
 
 CALLS = (
-    (SeamTrainer, "create_optimizer", lambda *_: ()),
+    (MeteredTrainer, "create_optimizer", lambda *_: ()),
     (Accelerator, "prepare", prepare),
     (Trainer, "get_batch_samples", lambda trainer, batches, count, *_: (count,)),
-    (SeamTrainer, "training_step", training_step),
+    (MeteredTrainer, "training_step", training_step),
     (Accelerator, "clip_grad_norm_", clip),
     (AcceleratedOptimizer, "step", optimizer_step),
     (AcceleratedOptimizer, "zero_grad", lambda *_, **options: tuple(options.items())),
@@ -85,14 +85,14 @@ def assembled(recipe, limit, folder):
     source = locate(recipe.model)
     with quiet():
         model = load_model(source, load_config(source))
-    arguments = training_arguments(argument_values(recipe, 1e-4), "cpu", folder)
+    arguments = build_training_arguments(complete_arguments(recipe, 1e-4), "cpu", folder)
     arguments.eval_on_start, arguments.max_grad_norm = False, limit
     rows = Dataset.from_dict(
         {"input_ids": [list(range(recipe.sequence_length))] * (STEPS * recipe.effective_batch_size)}
     )
     data = {"train_dataset": rows, "eval_dataset": rows, "data_collator": collate}
     meter = Meter(model, before_bytes=0)
-    return assemble(recipe, model, data, arguments, meter, []), meter
+    return build_trainer(recipe, model, data, arguments, meter, []), meter
 
 
 def test_the_shadow_calls_what_the_trainer_calls(recipe, calls, tmp_path, subtests):

@@ -24,7 +24,7 @@ from workbench.measure.timeline import LIVES
 from workbench.prediction import predict as predict_module
 from workbench.prediction import worker as prediction_worker
 from workbench.prediction.predict import Prediction, predict_all
-from workbench.prediction.prediction import fitting
+from workbench.prediction.prediction import list_fitting
 from workbench.techniques import (
     GradientAccumulation,
     GradientCheckpointing,
@@ -434,7 +434,7 @@ def test_the_report_shows_peak_categories_phases_and_gpus(gpt2):
     needed = format_bytes(found.need_bytes)
     assert f"needs {needed} of 79.2 GiB ({format_bytes(found.peak_reserved_bytes)} reserved, about" in text
     gpus = {"h100": found, "rtx3070": predict(gpt2, "rtx3070"), "t4": ConfigurationError("no bf16")}
-    lines = fitting(gpus).splitlines()
+    lines = list_fitting(gpus).splitlines()
     assert lines[0].split() == ["fits", "on", "needs", "has", "(CUDA's", "context", "is", "counted)"]
     assert lines[1].split() == ["h100", *format_bytes(found.need_bytes).split(), "79.2", "GiB"]
     assert lines[2].strip() == "does not fit on  rtx3070"

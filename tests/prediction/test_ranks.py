@@ -53,9 +53,9 @@ if device == "cpu":
             setattr(dist, name, waiting(getattr(dist, name)))
 elif any(shard.startswith("zero") for _, shard in cases):
     from deepspeed.comm.torch import TorchBackend
-    from workbench.base.patches.deepspeed import keeping
+    from workbench.base.patches.deepspeed import keep_what_is_sent
 
-    TorchBackend.all_gather_into_tensor = keeping(TorchBackend.all_gather_into_tensor)  # as NCCL has it
+    TorchBackend.all_gather_into_tensor = keep_what_is_sent(TorchBackend.all_gather_into_tensor)  # as NCCL has it
 dist.destroy_process_group = lambda: None  # one group for all cases
 measured = []
 for recipe, shard in cases:

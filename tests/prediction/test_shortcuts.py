@@ -61,7 +61,7 @@ def assert_same(shortened: Recipe, monkeypatch: pytest.MonkeyPatch, owner: objec
     short = step.trace(shortened, T4)
     monkeypatch.setattr(owner, name, value)
     long = step.trace(shortened, T4)
-    assert short.events < long.events or name == "foreseen"  # something was left out, or not traced
+    assert short.events < long.events or name == "foresee"  # something was left out, or not traced
     assert short.work == long.work
     short_numbers, long_numbers = replay(short, T4), replay(long, T4)
     assert {name: short_numbers[name] for name in NUMBERS} == {name: long_numbers[name] for name in NUMBERS}
@@ -82,7 +82,7 @@ def label(techniques):
 def assert_foreseen_as_traced(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     foreseen = step.trace(recipe, T4)
     with monkeypatch.context() as patch:
-        patch.setattr(step, "foreseen", lambda *_: None)
+        patch.setattr(step, "foresee", lambda *_: None)
         traced = step.trace(recipe, T4)
     assert lives(foreseen, foreseen.events) == lives(traced, foreseen.events)
     assert foreseen.work == traced.work
@@ -104,14 +104,14 @@ def test_they_are_foreseen_with_any_technique(small, monkeypatch, subtests):
 
 def test_so_they_are_where_weights_are_cast(small, monkeypatch):
     """What autocast has cast goes in no fixed order."""
-    answers, foreseen = [], step.foreseen
+    answers, foreseen = [], step.foresee
 
     def noted(*arguments):
         answers.append(foreseen(*arguments))
         return answers[-1]
 
-    monkeypatch.setattr(step, "foreseen", noted)
-    assert_same(small | MixedPrecision(dtype="fp16"), monkeypatch, step, "foreseen", lambda *_: None)
+    monkeypatch.setattr(step, "foresee", noted)
+    assert_same(small | MixedPrecision(dtype="fp16"), monkeypatch, step, "foresee", lambda *_: None)
     assert answers != [None]
 
 
@@ -138,15 +138,15 @@ def test_a_few_micro_batches_take_what_all_take(small, partners, monkeypatch):
 
 @pytest.mark.parametrize("techniques", [(), (GradientAccumulation(steps=2),)], ids=label)
 def test_a_few_evaluated_batches_take_what_all_take(small, techniques, monkeypatch):
-    assert_same(replace(small, techniques=techniques), monkeypatch, rows, "EVALUATED", MANY)
+    assert_same(replace(small, techniques=techniques), monkeypatch, rows, "EVALUATION_BATCHES", MANY)
 
 
 def test_rows_and_micro_batches_that_are_not_listed_take_what_they_would(small, monkeypatch):
     recipe = small | GradientAccumulation(steps=8)
     whole = replay(step.trace(recipe, T4), T4)
-    monkeypatch.setattr(rows, "LISTED", 4)
-    monkeypatch.setattr(rows, "TOKENS", 2 * 4 * 32)
-    assert rows.listed(replace(recipe, effective_batch_size=64)) == (2, 4)
+    monkeypatch.setattr(rows, "FETCHED_MICRO_BATCHES", 4)
+    monkeypatch.setattr(rows, "FETCHED_TOKENS", 2 * 4 * 32)
+    assert rows.count_fetched(replace(recipe, effective_batch_size=64)) == (2, 4)
     few = replay(step.trace(recipe, T4), T4)
     assert few["peak_allocated_bytes"] == pytest.approx(whole["peak_allocated_bytes"], abs=16 * 512)
     assert few["peak_reserved_bytes"] == whole["peak_reserved_bytes"]
@@ -190,7 +190,7 @@ def test_within_the_limit_the_clock_is_stopped():
     worker = Child(dict(os.environ), ())
     assert worker.call(abs, -1, time_limit=30) == 1
     assert worker.call(abs, -2) == 2
-    assert worker.alive()
+    assert worker.is_alive()
     worker.close()
 
 
@@ -244,14 +244,14 @@ class TestForks:
         assert [worker.call(os.getenv, "NAME") for worker in (one, other, trunk)] == ["one", "other", None]
         assert len({worker.call(os.getpid) for worker in (one, other, trunk)}) == 3
         one.close()
-        assert (one.alive(), other.call(abs, -1), trunk.call(abs, -2)) == (False, 1, 2)
+        assert (one.is_alive(), other.call(abs, -1), trunk.call(abs, -2)) == (False, 1, 2)
         other.close()
 
     def test_what_is_killed_says_so_and_is_gone(self, trunk):
         fork = Fork(trunk, {}, "the fork")
         with pytest.raises(UnavailableError, match=r"the fork: it was killed in the middle \(a signal\)"):
             fork.call(os.kill, fork.process.pid, signal.SIGKILL)
-        assert not fork.alive()
+        assert not fork.is_alive()
         assert not Path(f"/proc/{fork.process.pid}").exists()  # not even a zombie
         fork.close()
 

@@ -25,7 +25,7 @@ from workbench.techniques import (
     Qlora,
     TorchCompile,
 )  # fmt: skip
-from workbench.techniques.optimizer import KINDS
+from workbench.techniques.optimizer import KINDS, use_library
 
 pytestmark = pytest.mark.usefixtures("predicted_once")
 BAND = 0.005  # of the measured peak, and of each category; 0.02% were seen
@@ -34,9 +34,9 @@ MORE = (
     ActivationOffloading(to="disk"),
     OptimizerOffloading(to="disk"),
     *(
-        Optimizer(kind=kind)
-        for kind, table in KINDS.items()
-        if "library" not in table and "cpu" in table.get("devices", ["cpu"]) and Optimizer(kind=kind) != Optimizer()
+        Optimizer(kind=name)
+        for name, kind in KINDS.items()
+        if not (kind.call and kind.call.function is use_library) and "cpu" in kind.devices and name != Optimizer().kind
     ),
     Padding(dynamic=False),
     Qlora(double_quantization=False),

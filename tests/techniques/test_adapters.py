@@ -74,7 +74,7 @@ def test_so_have_those_of_other_settings(recipe, subtests):
         (PromptTuning(virtual_tokens=3), 3 * C),
     ):
         with subtests.test(adapter=adapter.name):
-            adapted = adapter.applied_to(load_model(locate(recipe.model), load_config(locate(recipe.model))))
+            adapted = adapter.apply_to(load_model(locate(recipe.model), load_config(locate(recipe.model))))
             assert sum(p.numel() for p in adapted.parameters() if p.requires_grad) == numbers
             assert sum(p.numel() for p in adapted.parameters()) == whole + numbers
 
@@ -189,7 +189,7 @@ def test_peft_gets_what_the_settings_say(gpt2_folder, subtests):
     for targets in ("c_attn", "+".join(family_of(GPT2Config()).matrices)):
         with subtests.test(targets=targets):
             model = GPT2LMHeadModel(GPT2Config.from_pretrained(gpt2_folder))
-            used = Lora(rank=3, alpha=7.0, dropout=0.1, targets=targets).applied_to(model).peft_config["default"]
+            used = Lora(rank=3, alpha=7.0, dropout=0.1, targets=targets).apply_to(model).peft_config["default"]
             assert (used.r, used.lora_alpha, used.lora_dropout, used.task_type) == (3, 7.0, 0.1, "CAUSAL_LM")
             assert used.target_modules == set(targets.split("+"))
             assert used.fan_in_fan_out

@@ -9,7 +9,7 @@ from workbench.base.categories import Phase
 from workbench.base.errors import ConfigurationError
 from workbench.recipe import Recipe
 from workbench.techniques import BatchSize, GradientAccumulation, SequenceLength
-from workbench.training.arguments import argument_values
+from workbench.training.arguments import complete_arguments
 from workbench.training.job import prepare
 from workbench.training.world import World
 
@@ -89,7 +89,7 @@ def test_evaluation_on_the_long_blocks_does_not_become_the_peak(recipe, fine_tun
 
 def test_evaluation_takes_as_many_tokens_at_once_as_training_but_at_least_one_block(recipe):
     def batch(*techniques):
-        return argument_values(replace(recipe, techniques=techniques), 1e-3)["per_device_eval_batch_size"]
+        return complete_arguments(replace(recipe, techniques=techniques), 1e-3)["per_device_eval_batch_size"]
 
     assert batch() == 8
     assert batch(GradientAccumulation(steps=4)) == 2

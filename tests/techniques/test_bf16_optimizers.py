@@ -10,7 +10,7 @@ from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError
 from workbench.recipe import Recipe
 from workbench.techniques import Lora, Optimizer, PureBf16
-from workbench.techniques.optimizer import KINDS, piecewise
+from workbench.techniques.optimizer import KINDS, piecewise, use_library
 from workbench.training.run import run
 
 pytest.importorskip("torchao")
@@ -73,14 +73,16 @@ def test_a_step_in_pieces_is_the_step():
     assert all(piece.grad is None for parts in optimizer.pieces.values() for piece in parts)
 
 
-LIBRARIES = [kind for kind, table in KINDS.items() if "library" in table and "devices" not in table]
+LIBRARIES = [
+    name for name, kind in KINDS.items() if kind.call and kind.call.function is use_library and "cpu" in kind.devices
+]
 
 
 def test_without_the_package_it_is_unavailable_with_the_cure(monkeypatch, subtests):
     monkeypatch.setattr("workbench.techniques.optimizer.find_spec", lambda name: None)
     for kind in LIBRARIES:
         with subtests.test(kind):
-            ((module, package),) = KINDS[kind]["packages"].items()
+            ((module, package),) = KINDS[kind].packages.items()
             assert Optimizer(kind=kind).missing(Device("cpu")) == (
                 f"optimizer=kind:{kind} needs {module}. Install it with: pip install {package}"
             )

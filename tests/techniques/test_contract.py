@@ -22,7 +22,7 @@ from workbench.base.categories import Category
 from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError
 from workbench.base.paths import DATA
-from workbench.base.settings import described, kind, optional
+from workbench.base.settings import describe_field, is_optional, type_name
 from workbench.recipe import Recipe
 from workbench.techniques import (
     REGISTRY,
@@ -112,7 +112,17 @@ def test_a_stand_in_differs_in_what_it_does_alone(subtests):
     techniques = [cls() for cls in REGISTRY.values() if cls is not REGISTRY["torch_compile"]]  # it is refused
     techniques += [Optimizer(kind=name) for name in kinds]
     techniques.append(GradientCheckpointing(offload=True))
-    same = ("name", "title", "stage", "numerics", "brings", "forbids", "learning_rate_factor", "alone", "unsharded")
+    same = (
+        "name",
+        "title",
+        "stage",
+        "numerics",
+        "brings",
+        "forbids",
+        "learning_rate_factor",
+        "why_not_on_ranks",
+        "why_not_on_shards",
+    )
     for plain in techniques:
         with subtests.test(technique=str(plain)):
             stand_in = plain.stand_in()
@@ -123,10 +133,10 @@ def test_a_stand_in_differs_in_what_it_does_alone(subtests):
 
 def acceptable_values(field):
     """The choices of a setting, or the ends of its range."""
-    if kind(field) == "bool":
+    if type_name(field) == "bool":
         return [True, False]
     ends = [field.metadata[end] for end in ("minimum", "maximum") if field.metadata[end] is not None]
-    return [*field.metadata["choices"], *ends, *([None] if optional(field) else [])]
+    return [*field.metadata["choices"], *ends, *([None] if is_optional(field) else [])]
 
 
 def unacceptable_values(field):
@@ -135,7 +145,7 @@ def unacceptable_values(field):
     beyond = [low - 1] if low is not None else []
     beyond += [high + 1] if high is not None else []
     beyond += ["no such choice"] if field.metadata["choices"] else []
-    return [*beyond, *WRONG_TYPES[kind(field)], *([] if optional(field) else [None])]
+    return [*beyond, *WRONG_TYPES[type_name(field)], *([] if is_optional(field) else [None])]
 
 
 def settings_of_every_technique():
@@ -165,10 +175,10 @@ def test_a_setting_that_went_is_read_at_the_value_that_is_left_and_stays_in_the_
         with subtests.test(technique=name):
             written = Recipe(techniques=[cls()]).to_dict()["techniques"][name]
             assert written == {**cls().settings(), **cls.retired}
-            assert cls.given(written) == cls()
+            assert cls.from_settings(written) == cls()
             for setting in cls.retired:
                 with pytest.raises(ConfigurationError, match=f"{name} has no setting '{setting}'"):
-                    cls.given({**written, setting: "another"})
+                    cls.from_settings({**written, setting: "another"})
     assert Recipe(techniques=[REGISTRY["activation_offloading"]()]).id == "cf582e7bb9c0"
 
 
@@ -178,7 +188,7 @@ def test_a_setting_refuses_all_else_naming_itself_the_value_and_what_it_takes(su
             with subtests.test(technique=cls.name, setting=field.name, value=value):
                 with pytest.raises(ConfigurationError) as caught:
                     cls(**{field.name: value})
-                words = f"{cls.name}: {field.name} must be {described(field)}, got {value!r}."
+                words = f"{cls.name}: {field.name} must be {describe_field(field)}, got {value!r}."
                 assert str(caught.value) == words
 
 

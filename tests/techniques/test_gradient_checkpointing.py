@@ -25,7 +25,7 @@ def test_every_nth_block_is_checkpointed(subtests):
         for use_reentrant in (False, True):
             with subtests.test(n=n, use_reentrant=use_reentrant):
                 model = gpt2(layers=5)
-                GradientCheckpointing(every_n_layers=n, use_reentrant=use_reentrant).applied_to(model)
+                GradientCheckpointing(every_n_layers=n, use_reentrant=use_reentrant).apply_to(model)
                 assert [block.gradient_checkpointing for block in model.transformer.h] == expected
                 assert model.config.use_cache is False
 
@@ -42,8 +42,8 @@ def test_an_older_transformers_says_that_it_cannot_offload(monkeypatch):
     model = gpt2(layers=1)
     monkeypatch.setattr(model, "activation_checkpointing_enable", lambda kwargs=None: None)  # an older form
     with pytest.raises(ConfigurationError, match="gradient_checkpointing: .*unexpected keyword argument 'offload'"):
-        GradientCheckpointing(offload=True).applied_to(model)
-    GradientCheckpointing().applied_to(model)
+        GradientCheckpointing(offload=True).apply_to(model)
+    GradientCheckpointing().apply_to(model)
 
 
 @pytest.mark.gpu

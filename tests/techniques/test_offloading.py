@@ -14,7 +14,7 @@ from workbench.base.errors import UnavailableError
 from workbench.base.offloaded import DISK, Account
 from workbench.journal.record import Status, read_all
 from workbench.techniques import ActivationOffloading, OptimizerOffloading
-from workbench.techniques.offloading import Counted, DiskFile, Nowhere
+from workbench.techniques.offloading import AccountedPlace, DiskFile, Nowhere
 from workbench.training.run import run
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks into Linux's /proc")
@@ -88,7 +88,7 @@ def test_nowhere_leaves_the_buffer_as_it_is():
 
 def test_the_account_says_what_is_held_what_moved_and_forgets_what_nobody_has():
     account = Account()
-    place = Counted(DiskFile, account, "a technique", "tensors")
+    place = AccountedPlace(DiskFile, account, "a technique", "tensors")
     one, other = place.allocate(torch.empty(10)), place.allocate(torch.empty(5))
     assert account == Account(held_bytes=60, peak_bytes=60, moved_bytes=0)  # room alone: nothing has moved yet
     place.store(one, 2, torch.ones(4))

@@ -24,7 +24,7 @@ from workbench.techniques import (
     Optimizer,
     PureBf16,
 )
-from workbench.techniques.optimizer import KINDS as TABLES
+from workbench.techniques.optimizer import KINDS, use_library
 from workbench.training.run import run
 
 NEEDS_BITSANDBYTES = pytest.mark.skipif(
@@ -40,9 +40,8 @@ def skip_if_missing(kind):
 
 
 def test_these_are_the_kinds_that_the_trainer_and_pytorch_have_for_a_cpu():
-    assert {*ADAMW, *OTHERS} == {
-        kind for kind, table in TABLES.items() if "library" not in table and "cpu" in table.get("devices", ["cpu"])
-    }
+    of_libraries = {name for name, kind in KINDS.items() if kind.call and kind.call.function is use_library}
+    assert {*ADAMW, *OTHERS} == {name for name, kind in KINDS.items() if "cpu" in kind.devices} - of_libraries
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +103,7 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_all_else(recipe):
     model = load_model(source, load_config(source))
     untied = load_model(source, load_config(source))
     untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.detach().clone())
-    for each in (model, untied, Lora(rank=4).applied_to(copy.deepcopy(model)), Ia3().applied_to(copy.deepcopy(model))):
+    for each in (model, untied, Lora(rank=4).apply_to(copy.deepcopy(model)), Ia3().apply_to(copy.deepcopy(model))):
         trained = {name: p for name, p in each.named_parameters() if p.requires_grad}
         arguments = TrainingArguments(output_dir="unused", report_to="none", use_cpu=True)
         trainer = Trainer(model=each, args=arguments)
@@ -153,7 +152,7 @@ def test_those_that_take_other_steps_learn_at_a_rate_of_their_own(recipe, fine_t
 
 
 def test_what_happens_to_the_loss_depends_on_the_kind():
-    said = {kind: Optimizer(kind=kind).numerics for kind in TABLES}
+    said = {kind: Optimizer(kind=kind).numerics for kind in KINDS}
     assert {kind for kind, what in said.items() if what is Numerics.EXACT} == {
         "adamw_fused", "adamw_foreach", "adamw_loop", "adamw_paged",
     }  # fmt: skip

@@ -10,7 +10,7 @@ from workbench.base.categories import Category
 from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.journal.record import Status, read_all
-from workbench.measure.meter import attached_tensors
+from workbench.measure.meter import find_attached_tensors
 from workbench.models.family import family_of
 from workbench.models.load import load_config, load_model
 from workbench.models.source import ModelSource, locate
@@ -76,7 +76,7 @@ def _adapted(recipe):
     source, technique = locate(recipe.model), Qlora()
     torch.manual_seed(0)
     base = load_model(source, load_config(source), **loading(technique))
-    return technique.applied_to(base)
+    return technique.apply_to(base)
 
 
 def test_an_evaluation_before_training_changes_no_gradient(recipe):
@@ -104,7 +104,7 @@ def test_random_and_saved_weights_are_quantized_alike(recipe, tmp_path):
     for one, other in zip(load_model(source, config, **arguments).parameters(), saved.parameters(), strict=True):
         assert torch.equal(one, other)
     assert sum(type(p).__name__ == "Params4bit" for p in saved.parameters()) == 4 * LAYERS
-    assert sum(t.numel() * t.element_size() for t in attached_tensors(saved)) > overhead_bytes(True)
+    assert sum(t.numel() * t.element_size() for t in find_attached_tensors(saved)) > overhead_bytes(True)
 
 
 def test_it_goes_with_mixed_precision_and_bfloat16(recipe):

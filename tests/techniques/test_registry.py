@@ -5,7 +5,7 @@ import pytest
 from workbench.base.errors import ConfigurationError
 from workbench.techniques import REGISTRY, Lora, parse_technique, technique
 from workbench.techniques.optimizer import KINDS
-from workbench.techniques.registry import in_words
+from workbench.techniques.registry import _class_of, in_words
 
 
 def test_the_form_of_the_command_line(subtests):
@@ -59,3 +59,8 @@ def test_every_optimizer_has_a_name_of_its_own():
     names = [in_words(f"optimizer(kind={kind})") for kind in KINDS]
     assert len(set(names)) == len(KINDS)
     assert not [name for name in names if "kind=" in name]
+
+
+def test_a_mistyped_key_of_a_card_is_refused():
+    with pytest.raises(TypeError, match=r"cards.toml: lora has titel, which no technique has."):
+        _class_of("lora", {"numerics": "exact", "titel": "LoRA"})

@@ -26,7 +26,7 @@ def one_step(recipe, *techniques):
     torch.manual_seed(0)
     model = load_model(locate(recipe.model), load_config(locate(recipe.model))).train()
     for technique in techniques:
-        model = technique.applied_to(model)
+        model = technique.apply_to(model)
     batch = torch.randint(4096, (8, 32))
     with Meter(model) as meter, FlopCounterMode(display=False) as operations:
         with meter.phase(Phase.FORWARD):
@@ -76,7 +76,7 @@ def test_every_kind_of_model_learns_the_same(kinds, subtests):
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).train()
             batch = torch.randint(50, (2, 16))
             losses_and_gradients = []
-            for changed in (model, SELECTIVE.applied_to(model)):
+            for changed in (model, SELECTIVE.apply_to(model)):
                 torch.manual_seed(1)
                 changed.zero_grad()
                 loss = changed(input_ids=batch, labels=batch, use_cache=False).loss

@@ -13,7 +13,7 @@ from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.measure.tracker import StorageTracker
 from workbench.techniques import Padding, TorchCompile
-from workbench.techniques.torch_compile import seen_by_tracker
+from workbench.techniques.torch_compile import make_allocation_visible
 from workbench.training.run import run
 from workbench.training.stopwatch import WARM_UP_STEPS
 
@@ -86,7 +86,7 @@ def test_memory_is_taken_through_the_dispatcher_only_while_something_watches(mon
             return function(*args, **(kwargs or {}))
 
     monkeypatch.setattr(torch._C._dynamo.guards, "_empty_strided_cpu", plain)
-    watched, take = [], seen_by_tracker("cpu")
+    watched, take = [], make_allocation_visible("cpu")
     take((2, 3), (3, 1), torch.float32)
     with Watching():
         made = take((2, 3), (1, 2), torch.bfloat16)

@@ -105,7 +105,7 @@ def test_text_is_continued_by_what_the_model_finds_likeliest(recipe, subtests):
     source = locate(recipe.model)
     for kind in (PrefixTuning, PromptTuning):
         with subtests.test(technique=kind.name):
-            model = kind().applied_to(load_model(source, load_config(source))).eval()
+            model = kind().apply_to(load_model(source, load_config(source))).eval()
             whole = cached = torch.tensor([[5, 6, 7]])
             with torch.no_grad():
                 for _ in range(5):

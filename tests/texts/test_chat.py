@@ -11,7 +11,6 @@ from datasets import Dataset
 
 from workbench.base.errors import ConfigurationError
 from workbench.base.tokens import IGNORED
-from workbench.export.bring import keep
 from workbench.journal.record import Status
 from workbench.models import load
 from workbench.models.gpt2 import gpt2_tokenizer
@@ -21,7 +20,7 @@ from workbench.prediction.predict import predict
 from workbench.techniques import DataLoading, GradientAccumulation, Padding, SequenceLength, Streaming
 from workbench.techniques.sequence_length import cut_rows
 from workbench.texts import corpus
-from workbench.texts.chat import labelled
+from workbench.texts.chat import label_tokens
 from workbench.training.job import prepare
 from workbench.training.run import run
 from workbench.training.trainer import collate
@@ -60,7 +59,7 @@ def tokenizer_with(template):
 
 def counted(row, tokenizer, loss="answers"):
     """What counts, with a bar between what does not follow each other; and the whole."""
-    pairs = labelled(json.dumps(row), tokenizer, loss)
+    pairs = label_tokens(json.dumps(row), tokenizer, loss)
     assert {label for _, label in pairs} <= {IGNORED, *(token for token, _ in pairs)}
     assert all(label in (token, IGNORED) for token, label in pairs)
     runs, last = [], IGNORED
@@ -109,7 +108,7 @@ def test_a_template_that_marks_what_is_generated_is_taken_at_its_word():
 
 def test_the_ids_are_those_that_the_tokenizer_gives_the_conversation():
     tokenizer = tokenizer_with(CHATML)
-    pairs = labelled(json.dumps({"messages": CHATS[0]}), tokenizer, "answers")
+    pairs = label_tokens(json.dumps({"messages": CHATS[0]}), tokenizer, "answers")
     assert [token for token, _ in pairs] == tokenizer.apply_chat_template(CHATS[0], return_dict=False)
 
 
@@ -246,15 +245,6 @@ def test_nulls_are_left_out_and_what_is_null_in_a_message_too(tmp_path):
     }
 
 
-def test_a_dataset_of_conversations_is_kept_as_such(tmp_path):
-    with quiet():
-        name = keep(Dataset.from_list([{"id": 1, "messages": chat} for chat in CHATS]))
-        pair = keep(Dataset.from_list([{"prompt": "a", "completion": "b"}] * 20))
-    lines = written(tmp_path, "jsonl", [{"messages": chat} for chat in CHATS])
-    assert corpus.load_corpus(name).sha256 == corpus.load_corpus(lines).sha256
-    assert corpus.load_corpus(pair).loss == "answers"
-
-
 # ---- blocks ----
 
 
@@ -274,7 +264,7 @@ def test_conversations_are_packed_one_after_the_other_with_their_labels(chats, s
         with subtests.test(template=name):
             tokenizer = tokenizer_with(template)
             blocks = corpus.make_blocks(own, tokenizer, 24, 4)
-            pairs = [pair for line in own.train for pair in labelled(line, tokenizer, "answers")]
+            pairs = [pair for line in own.train for pair in label_tokens(line, tokenizer, "answers")]
             expected = [pairs[start : start + 24] for start in range(0, len(pairs) - 23, 24)]
             expected = [block for block in expected if any(label != IGNORED for _, label in block[1:])]
             assert pairs_of(blocks.train) == expected[: len(expected) // 4 * 4]
@@ -379,7 +369,7 @@ def test_padding_makes_a_row_of_each_conversation(recipe, chats, subtests):
     """In pieces where it is longer; without those in which nothing counts."""
     recipe = replace(recipe, corpus=chats, sequence_length=24)
     tokenizer = load_tokenizer(locate(recipe.model))
-    conversations = [labelled(line, tokenizer, "answers") for line in corpus.load_corpus(chats).train]
+    conversations = [label_tokens(line, tokenizer, "answers") for line in corpus.load_corpus(chats).train]
     assert max(map(len, conversations)) > 24  # or nothing is cut
     pieces = [pairs[start : start + 24] for pairs in conversations for start in range(0, len(pairs), 24)]
     expected = [piece for piece in pieces if any(label != IGNORED for _, label in piece[1:])]

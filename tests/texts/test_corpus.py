@@ -25,7 +25,7 @@ def written(folder: Path, data: bytes, name: str = "text.txt") -> Path:
 
 def test_the_embedded_text_has_two_parts_that_differ():
     text = corpus.load_corpus("shakespeare")
-    assert "shakespeare" in corpus.embedded()
+    assert "shakespeare" in corpus.list_embedded()
     assert len(text.train) > 5 * len(text.held_out) > 0
     assert text.held_out[:200] not in text.train
 
@@ -81,8 +81,8 @@ def test_the_plain_function_cuts_as_a_run_does():
 
 
 def test_the_tokens_of_the_last_text_are_kept_for_all_lengths(tokenizer, monkeypatch):
-    encoded, texts = corpus.encoded, []
-    monkeypatch.setattr(corpus, "encoded", lambda text, by: texts.extend(text) or encoded(text, by))
+    encode_text, texts = corpus.encode_text, []
+    monkeypatch.setattr(corpus, "encode_text", lambda text, by: texts.extend(text) or encode_text(text, by))
     first, second = "one two " * 99, "three four " * 99
     for text, length in ((first, 16), (first, 8), (second, 8), (first, 8)):
         blocks = corpus.make_blocks(corpus.Corpus("any", text, "word " * 99, ""), tokenizer, length, batch=1)

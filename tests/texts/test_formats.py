@@ -277,7 +277,7 @@ def test_each_kind_of_the_table_reads_what_it_says():
         row = {name: name for name in kind.required} | {"label": True, "kto_tag": True, "system": "s"}
         conversation = kind.read(row, *kind.arguments)
         assert isinstance(conversation, dict), kind
-        assert formats.recognised(kind.required).required == kind.required
+        assert formats.recognise(kind.required).required == kind.required
 
 
 def test_what_has_two_answers_is_refused_with_a_cure_that_reads_all(tmp_path):

@@ -84,7 +84,7 @@ def other_end():
 def test_documents_end_with_the_tokenizers_own_end_wherever_they_are_cut():
     tokenizer = other_end()
     documents = ["的" * 30 + f"{number}" for number in range(30)]
-    ids = list(chain.from_iterable(text_tokens.encoded([END_OF_TEXT.join(documents)], tokenizer)))
+    ids = list(chain.from_iterable(text_tokens.encode_text([END_OF_TEXT.join(documents)], tokenizer)))
     assert ids == tokenizer("</s>".join(documents))["input_ids"]
     assert ids.count(tokenizer.eos_token_id) == 29
     (streamed,) = stream_blocks(END_OF_TEXT.join(documents), tokenizer, len(ids), 1)
@@ -104,7 +104,7 @@ def test_streamed_blocks_and_padded_examples_are_cut_too(subtests):
     for letters in ("a", " ", "的", "🙂", ".\n"):
         with subtests.test(letters=letters):
             text = "begin" + letters * 300
-            packed = list(chain.from_iterable(text_tokens.encoded([text], gpt2_tokenizer())))
+            packed = list(chain.from_iterable(text_tokens.encode_text([text], gpt2_tokenizer())))
             (block,) = stream_blocks(text, Watched(), len(packed), 1)
             assert block["input_ids"] == packed
             make_examples(text, Watched(), 16, 1)

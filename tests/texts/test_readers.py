@@ -16,7 +16,6 @@ from workbench.base import tokens as text_tokens
 from workbench.base.errors import ConfigurationError
 from workbench.base.paths import CORPORA
 from workbench.base.tokens import END_OF_TEXT
-from workbench.export.bring import keep
 from workbench.export.script import script
 from workbench.export.sources import Sources
 from workbench.models.gpt2 import gpt2_tokenizer
@@ -257,7 +256,7 @@ def test_pieces_have_the_tokens_of_the_whole(monkeypatch, subtests):
     for name, tokenizer in tokenizers.items():
         for text in (play, odd * 30, "a" * 5_000, " " * 5_000, "a b" * 900):
             with subtests.test(tokenizer=name, text=text[:20]):
-                pieces = list(text_tokens.encoded([text], tokenizer))
+                pieces = list(text_tokens.encode_text([text], tokenizer))
                 assert [token for piece in pieces for token in piece] == tokenizer(text)["input_ids"]
                 assert len(pieces) > 5 or " " not in text.strip()
 
@@ -314,31 +313,6 @@ def test_the_survey_of_a_long_text_is_kept_until_its_file_changes(tmp_path, smal
     assert read(str(path)) is first
     path.write_text("other words " * 4_000)
     assert read(str(path)).sha256 != first.sha256
-
-
-# ---- a Dataset of the Python API ----
-
-
-def test_a_dataset_is_kept_under_a_name_made_of_its_text(tmp_path, runs_folder):
-    name = keep(dataset(DOCUMENTS, "body"), "body")
-    assert read(name).sha256 == read(write(tmp_path, "csv", DOCUMENTS)).sha256
-    assert keep(dataset(DOCUMENTS)) == name
-    assert keep(dataset(DOCUMENTS[:3])) != name
-    assert {path.parent for path in (runs_folder / "texts").iterdir()} == {Path(name).parent}
-    assert len(list((runs_folder / "texts").iterdir())) == 2
-
-
-def test_what_cannot_be_kept_is_refused_with_a_cure(runs_folder):
-    from datasets import DatasetDict
-
-    for wrong in (DatasetDict(train=dataset(["a"])), dataset(["a"]).to_iterable_dataset(), ["a"], None):
-        with pytest.raises(ConfigurationError, match=r"a datasets.Dataset is needed, got a .*dataset\['train'\]"):
-            keep(wrong)
-    with pytest.raises(ConfigurationError, match="no column 'text'; it has id, body. Name one"):
-        keep(dataset(["a"], "body"))
-    with pytest.raises(ConfigurationError, match="is empty"):
-        keep(dataset(["", None]))
-    assert not list((runs_folder / "texts").iterdir())
 
 
 # ---- the exported script reads them too ----

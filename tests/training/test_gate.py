@@ -15,12 +15,12 @@ from workbench.gpus.catalogue import GPUS
 from workbench.journal.record import Status, read_all
 from workbench.models import load
 from workbench.prediction.rows import blocks_for, job_for, material_for
-from workbench.prediction.worker import of_shadow
+from workbench.prediction.worker import predict_in_shadow
 from workbench.techniques import REGISTRY
 from workbench.training.arguments import check_arguments
 from workbench.training.execute import execute
 from workbench.training.job import prepare
-from workbench.training.place import Place
+from workbench.training.ongoing import OngoingRun
 from workbench.training.run import run
 from workbench.training.world import World
 
@@ -47,7 +47,7 @@ def one_step(recipe):
 def test_training_arguments_are_built_once(one_step, built, subtests):
     ways = {
         "run": lambda: run(one_step, device="cpu"),
-        "prediction": lambda: of_shadow(one_step, ["t4"], False),
+        "prediction": lambda: predict_in_shadow(one_step, ["t4"], False),
         "script": lambda: script(one_step),
     }
     for name, way in ways.items():
@@ -67,22 +67,22 @@ def test_the_gate_builds_none_and_loads_nothing(one_step, built, monkeypatch, ru
 def test_a_job_is_executed_by_whoever_has_it_under_the_id_that_it_was_given(one_step, fine_tuned, runs_folder):
     known = fine_tuned(one_step)
     job = prepare(one_step, World.find("cpu"), folder=runs_folder)
-    record = execute(Place(dill.loads(dill.dumps(job, recurse=True))))
+    record = execute(OngoingRun(dill.loads(dill.dumps(job, recurse=True))))
     assert record.id == job.record.id
     assert record.losses == known.losses
     assert record.by_category == known.by_category
 
 
-def test_what_an_error_was_is_on_record_and_with_the_place(one_step, monkeypatch, runs_folder):
+def test_what_an_error_was_is_on_record_and_with_the_run(one_step, monkeypatch, runs_folder):
     def failing(*_, **__):
         raise KeyError("x")
 
     monkeypatch.setattr(load, "load_model", failing)
-    here = Place(prepare(one_step, World.find("cpu"), folder=runs_folder))
-    record = execute(here)
+    ongoing = OngoingRun(prepare(one_step, World.find("cpu"), folder=runs_folder))
+    record = execute(ongoing)
     assert (record.status, record.error) == (Status.FAILED, "KeyError: 'x'")
-    assert isinstance(here.error, KeyError)
-    assert here.error.__traceback__ is not None
+    assert isinstance(ongoing.error, KeyError)
+    assert ongoing.error.__traceback__ is not None
     assert read_all(runs_folder) == [record]
 
 
@@ -100,8 +100,8 @@ def test_a_device_that_is_not_here_has_the_same_gate(one_step, monkeypatch):
     jobs = {
         name: job_for(bf16, GPUS[name].device, material_for(bf16, blocks_for(bf16))) for name in ("t4", "a100-40gb")
     }
-    assert "compute capability 8.0" in jobs["t4"].lacking
-    assert jobs["a100-40gb"].lacking == ""
+    assert "compute capability 8.0" in jobs["t4"].missing
+    assert jobs["a100-40gb"].missing == ""
     assert jobs["t4"].arguments == jobs["a100-40gb"].arguments
 
 
@@ -115,12 +115,12 @@ def test_a_record_is_written_as_often_as_its_share_of_the_time_allows_but_soon_a
     written_at_s = []
     monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
 
-    def slow_write(here):
+    def slow_write(_):
         written_at_s.append(clock.now_s)
         clock.now_s += write_s
 
-    monkeypatch.setattr(Place, "write", slow_write)
-    looking_on = watch.Watch(Place(prepare(one_step, World.find("cpu"), folder=runs_folder)), meter=MagicMock())
+    monkeypatch.setattr(OngoingRun, "write_progress", slow_write)
+    looking_on = watch.Watch(OngoingRun(prepare(one_step, World.find("cpu"), folder=runs_folder)), meter=MagicMock())
     while clock.now_s < 40:
         clock.now_s += 0.25
         looking_on.on_step_end(None, SimpleNamespace(global_step=1, max_steps=2), SimpleNamespace())

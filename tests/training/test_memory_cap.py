@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from workbench.base.categories import Category, Phase
 from workbench.base.errors import ConfigurationError, OutOfMemoryError
 from workbench.journal.record import Status, read_all
-from workbench.measure import allocators
-from workbench.measure.allocators import capped, live_tensor_bytes
+from workbench.measure.allocators import cap_memory, live_tensor_bytes
 from workbench.techniques import GradientAccumulation
 from workbench.training.run import run
 
@@ -111,14 +110,14 @@ def test_an_unclear_cap_is_refused_with_nothing_recorded(short, runs_folder, sub
 def test_on_cuda_the_fraction_is_set_and_set_back(monkeypatch, device, index):
     """Without a GPU: PyTorch's own functions, and below them, what the library would be told of which GPU."""
     calls = []
-    monkeypatch.setattr(allocators, "total_bytes", lambda device: 1000)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (900, 1000))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
     monkeypatch.setattr(torch._C, "_cuda_getMemoryFraction", lambda index: 0.9, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_setMemoryFraction", lambda *call: calls.append(call), raising=False)
-    with capped(torch.device(device), None):
+    with cap_memory(torch.device(device), None):
         assert calls == []
-    with suppress(ZeroDivisionError), capped(torch.device(device), 250):
+    with suppress(ZeroDivisionError), cap_memory(torch.device(device), 250):
         assert calls == [(0.25, index)]
         raise ZeroDivisionError
     assert calls == [(0.25, index), (0.9, index)]

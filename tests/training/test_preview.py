@@ -44,7 +44,7 @@ def test_the_numbers_are_those_of_the_blocks_of_a_run(chats):
     preview = show(chats, "gpt2-tiny", sequence_length=32)
     text, tokenizer = corpus.load_corpus(chats), load_tokenizer(locate("gpt2-tiny"))
     lines = [*text.train, *text.held_out.split(corpus.LINE_END)]
-    rows = [corpus.labelled_line(text, line, tokenizer) for line in lines]
+    rows = [corpus.label_line(text, line, tokenizer) for line in lines]
     lengths = sorted(map(len, rows))
     assert preview.tokens == sum(lengths)
     assert preview.counted == sum(label != IGNORED for row in rows for _, label in row)
@@ -52,7 +52,7 @@ def test_the_numbers_are_those_of_the_blocks_of_a_run(chats):
     assert lengths[19] <= preview.lengths["half"] <= lengths[20]
     assert preview.longer == sum(length > 32 for length in lengths) > 0
     assert (preview.blocks, preview.dropped_tokens) == divmod(sum(lengths), 32)
-    assert preview.blocks - preview.idle_blocks == len(list(corpus.labelled_rows(rows, 32)))
+    assert preview.blocks - preview.idle_blocks == len(list(corpus.pack_conversations(rows, 32)))
 
 
 def test_of_a_text_the_first_blocks_are_shown(tmp_path):

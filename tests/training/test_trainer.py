@@ -13,7 +13,7 @@ from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
 from workbench.techniques import GradientAccumulation, Technique
 from workbench.techniques.base import Call, Stage
-from workbench.training.arguments import argument_values, training_arguments
+from workbench.training.arguments import build_training_arguments, complete_arguments
 from workbench.training.run import run
 from workbench.training.trainer import collate
 
@@ -137,8 +137,8 @@ def probed(recipe, tmp_path_factory):
 
 
 NO_SEAMS = (  # asked outside of a run
-    "settings", "missing", "check_config", "variants", "stand_in", "allocator_settings", "environment", "applied_to",
-    "replacing", "given", "card", "switches", "loaded_model", "check_loss", "there",
+    "settings", "missing", "check_config", "variants", "stand_in", "allocator_settings", "environment", "apply_to",
+    "replacing", "from_settings", "card", "switches", "change_loaded_model", "check_loss", "find_in",
 )  # fmt: skip
 ON_CONSTRUCTION = ("shape", "training_arguments")  # asked whenever a recipe is made, which a run does first
 AT_THE_GATE = ("examples", "dataset", "collator")
@@ -247,7 +247,7 @@ def test_without_a_dropout_in_the_recipe_the_models_own_stays(recipe):
 
 def test_the_trainers_arguments(recipe, tmp_path):
     asked = recipe | GradientAccumulation(steps=4)
-    arguments = training_arguments(argument_values(asked, 1e-3), "cpu", tmp_path)
+    arguments = build_training_arguments(complete_arguments(asked, 1e-3), "cpu", tmp_path)
     assert arguments.per_device_train_batch_size == 2
     assert arguments.gradient_accumulation_steps == 4
     assert arguments.max_steps == asked.steps

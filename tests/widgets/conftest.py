@@ -30,7 +30,7 @@ def predicted(monkeypatch):
 def form():
     changes = []
     made = RecipeForm(Recipe(model="gpt2-tiny"))
-    made.changed = lambda: changes.append(1)
+    made.on_change = lambda: changes.append(1)
     made.changes = changes
     made.suit("a100-80gb")
     return made

@@ -18,7 +18,7 @@ def test_every_technique_and_every_setting_has_its_control(form):
         for field in fields(REGISTRY[name]):
             assert any(
                 field.metadata["help"] in html.unescape(help_text.value)
-                for help_text in toggle.explained([field.name])[1:]
+                for help_text in toggle.controls_with_help([field.name])[1:]
             )
     assert set(form.controls) == {f.name for f in fields(Recipe) if "help" in f.metadata}
 

@@ -88,7 +88,7 @@ def test_a_batch_that_a_technique_cannot_split_is_left_out():
 def test_the_rows_go_up_to_the_models_positions_and_hold_the_recipes_own():
     rows = rows_of(replace(RECIPE, sequence_length=100, effective_batch_size=6), LIMIT)
     assert [row.length for row in rows] == [64, 100, 128, 256, 512, 1024]
-    assert [row.own for row in rows] == [None, 6, None, None, None, None]
+    assert [row.recipe_batch for row in rows] == [None, 6, None, None, None, None]
     assert list(rows[0].recipes) == [1, 2, 4, 6, 8, 16, 32]
     assert list(rows_of(replace(RECIPE, effective_batch_size=1), LIMIT)[0].recipes) == [1, 2, 4, 8]
 

@@ -78,7 +78,7 @@ def test_the_letters_on_a_colour_can_be_read(subtests):
 
     for name, shade in pages.SHADES.items():
         with subtests.test(name=name):
-            light, dark = sorted((luminance(shade), 0.0 if pages.ink(shade) == "#000" else 1.0), reverse=True)
+            light, dark = sorted((luminance(shade), 0.0 if pages.LETTERS[name] == "#000" else 1.0), reverse=True)
             assert (light + 0.05) / (dark + 0.05) >= 4.5
 
 
@@ -177,7 +177,7 @@ def test_an_error_while_an_answer_is_shown_is_told_and_the_next_answer_is_shown(
             raise errors.pop()
 
     gauge = gauge_with(lambda recipe, gpu: Forecast())
-    gauge.shown = shown
+    gauge.on_answer = shown
     for text in ("OSError the page is &lt;gone&gt;", "Fits,"):
         with subtests.test(text=text):
             gauge.show(Recipe())
@@ -189,11 +189,11 @@ def test_an_error_that_cannot_even_be_told_is_not_the_end(form, capsys):
     savings = Savings({"lora": form.toggles["lora"]})
     savings.quiet_s = 0
     savings.predictor = lambda *_: Forecast()
-    savings.put = lambda answer: 1 / 0
+    savings.show_answer = lambda answer: 1 / 0
     savings.show(Recipe(), Limit("t4"))
     assert savings.wait(10)
     assert "ZeroDivisionError" in capsys.readouterr().err
-    del savings.put
+    del savings.show_answer
     savings.show(Recipe(), Limit("t4"))
     assert savings.wait(10)
     assert savings.offers["lora"].saved_bytes == 0

@@ -33,7 +33,7 @@ def button(limit_mib, *, machine=None, recipe=RECIPE, offered=(), gpu="t4"):
         changed = recipe | technique
         predicted = Machine()(changed, gpu)
         offers[technique.name] = Candidate(changed, (technique,), predicted, limit.have_bytes, baseline)
-    part.look(recipe, limit, offers)
+    part.search(recipe, limit, offers)
     assert part.wait(30)
     return part, taken
 
@@ -113,7 +113,7 @@ def test_it_counts_its_predictions_and_is_stopped_by_another_recipe():
     machine = Machine(slow)
     part = MakeItFit(print, print)
     part.predictor = machine
-    part.look(RECIPE, Limit("t4", 500 * MIB), {})
+    part.search(RECIPE, Limit("t4", 500 * MIB), {})
     while len(machine.asked) < 3:
         time.sleep(0.01)
     part.say("Predicting …")

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from workbench.base import launch
-from workbench.base.launch import TRUNK, warm_child, warm_up
+from workbench.base.launch import WARM_PROCESSES, warm_child, warm_up
 from workbench.journal.record import Status, read_all
 from workbench.widgets import runner as module
 from workbench.widgets.runner import Runner
@@ -49,12 +49,12 @@ def test_what_does_not_hear_of_stop_is_ended_by_force_and_told_as_killed(
     def deaf():
         import signal
 
-        from workbench.training.elsewhere import execute_here
+        from workbench.training.elsewhere import execute_in_child
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return execute_here()
+        return execute_in_child()
 
-    monkeypatch.setattr(module, "execute_here", deaf)
+    monkeypatch.setattr(module, "execute_in_child", deaf)
     runner.start(endless, runs_folder)
     wait_for_a_step(runs_folder)
     child = the_child(runs_folder)
@@ -81,7 +81,7 @@ def test_one_that_is_killed_is_told_with_its_steps(runner, onlooker, endless, ru
 
 
 def test_stop_is_heard_before_anything_has_begun(runner, onlooker, endless, runs_folder):
-    TRUNK.end()  # so that the libraries have to be imported first
+    WARM_PROCESSES.end()  # so that the libraries have to be imported first
     runner.start(endless, runs_folder)
     began_at_s = time.monotonic()
     runner.stop()
@@ -93,7 +93,7 @@ def test_stop_is_heard_before_anything_has_begun(runner, onlooker, endless, runs
 
 
 def test_a_start_right_after_a_stop_trains_and_the_libraries_are_loaded_once(runner, onlooker, endless, runs_folder):
-    TRUNK.end()
+    WARM_PROCESSES.end()
     loading = warm_up()
     runner.start(endless, runs_folder)
     runner.stop()
@@ -111,9 +111,9 @@ def test_one_who_cannot_look_on_any_more_ends_no_training(runner, onlooker, endl
     def closed(*_):
         raise RuntimeError("Event loop is closed")
 
-    blind.progressed = blind.ended = closed
+    blind.on_progress = blind.on_end = closed
     monkeypatch.setattr(module, "REFRESH_S", 0.05)
-    monkeypatch.setattr(onlooker, "progressed", seen.append)
+    monkeypatch.setattr(onlooker, "on_progress", seen.append)
     runner.attach(blind)
     runner.start(endless, runs_folder)
     deadline = time.monotonic() + 60
@@ -156,4 +156,4 @@ def test_where_nothing_can_be_forked_the_warm_process_itself_trains(runner, onlo
         runner.wait(60)
     assert [record.status for record, _ in onlooker.ended_as] == [Status.OK] * 2
     assert len({record.owner["pid"] for record, _ in onlooker.ended_as}) == 2
-    TRUNK.end()
+    WARM_PROCESSES.end()

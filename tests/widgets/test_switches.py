@@ -16,7 +16,7 @@ def offers_of(form, predictor):
     savings, switches = Savings(form.toggles), Switches(form.toggles)
     savings.predictor = predictor
     savings.quiet_s = 0.01
-    savings.told = lambda name: switches.tell(name, savings.offers[name])
+    savings.on_offer = lambda name: switches.show_offer(name, savings.offers[name])
     savings.show(form.recipe(), Limit("t4", 3 * 2**30))
     assert savings.wait(20)
     return savings.offers, switches
@@ -48,10 +48,21 @@ def test_what_costs_no_time_and_no_loss_is_free(form):
     assert "wb-free" not in form.toggles["lora"].facts.value, "another training"
 
 
+def test_a_row_has_the_settings_that_are_not_the_defaults_and_its_title_once(form):
+    for name, setting, value in (("gradient_accumulation", "steps", "2"), ("lora", "rank", "4")):
+        form.toggles[name].box.value = True
+        form.toggles[name].controls[setting].value = value
+    offers_of(form, half_with_anything)
+    facts = {name: toggle.facts.value for name, toggle in form.toggles.items()}
+    assert "gives up </span> (steps=2) " in facts["gradient_accumulation"]
+    assert "gives up </span> (rank=4) " in facts["lora"]
+    assert f"gives up </span> {REGISTRY['fused_gelu'].costs}" in facts["fused_gelu"]
+
+
 def test_facts_of_the_recipe_before_are_dimmed(form):
     _, switches = offers_of(form, half_with_anything)
     assert "wb-old" not in form.toggles["lora"].facts._dom_classes
-    switches.ask()
+    switches.dim()
     assert "wb-old" in form.toggles["lora"].facts._dom_classes
 
 

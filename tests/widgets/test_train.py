@@ -19,7 +19,7 @@ class Panel:
 
     def __init__(self, recipe, folder):
         self.recipe = recipe
-        self.train = Train(lambda: self.recipe, folder, changed=lambda: None)
+        self.train = Train(lambda: self.recipe, folder, on_result=lambda: None)
 
 
 @pytest.fixture
@@ -46,12 +46,12 @@ def test_a_text_that_is_missing_is_told_before_start(panel, tmp_path, monkeypatc
 
 def test_the_time_that_is_left_is_told_in_hours_and_minutes(panel, monkeypatch):
     record = Record.start(panel.recipe, device_kind="cpu")
-    panel.train.began(replace(panel.recipe, steps=1000))
+    panel.train.on_begin(replace(panel.recipe, steps=1000))
     clock = iter([0.0, 101.84])
     monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
-    panel.train.progressed(replace(record, steps_done=1))
+    panel.train.on_progress(replace(record, steps_done=1))
     assert panel.train.message.endswith("step 1 of 1000")
-    panel.train.progressed(replace(record, steps_done=11))
+    panel.train.on_progress(replace(record, steps_done=11))
     assert panel.train.message.endswith("step 11 of 1000, about 2 h 48 min left")
 
 

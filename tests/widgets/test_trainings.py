@@ -79,18 +79,18 @@ def test_another_panel_of_the_kernel_shows_the_same_training_and_can_stop_it(pla
 @pytest.mark.dear
 def test_a_step_that_takes_long_is_stopped_in_its_middle(playground, monkeypatch, tmp_path):
     def one_long_step():
-        from workbench.training.elsewhere import execute_here
-        from workbench.training.trainer import SeamTrainer
+        from workbench.training.elsewhere import execute_in_child
+        from workbench.training.trainer import MeteredTrainer
 
         def endless(self, *_, **__):
             (tmp_path / "inside").touch()
             while True:
                 time.sleep(0.01)
 
-        SeamTrainer.training_step = endless
-        return execute_here()
+        MeteredTrainer.training_step = endless
+        return execute_in_child()
 
-    monkeypatch.setattr(runner, "execute_here", one_long_step)
+    monkeypatch.setattr(runner, "execute_in_child", one_long_step)
     playground.train.start.click()
     while not (tmp_path / "inside").exists():
         time.sleep(0.02)
@@ -103,15 +103,15 @@ def test_a_step_that_takes_long_is_stopped_in_its_middle(playground, monkeypatch
 def test_a_failure_is_an_alarm_with_its_reason(playground, monkeypatch, tmp_path):
     def fail():
         from workbench.training import execute
-        from workbench.training.elsewhere import execute_here
+        from workbench.training.elsewhere import execute_in_child
 
-        def assemble(*_, **__):
+        def build_trainer(*_, **__):
             raise ValueError("<script>boom</script>")
 
-        execute.assemble = assemble
-        return execute_here()
+        execute.build_trainer = build_trainer
+        return execute_in_child()
 
-    monkeypatch.setattr(runner, "execute_here", fail)
+    monkeypatch.setattr(runner, "execute_in_child", fail)
     playground.train.start.click()
     finish(playground)
     assert "failed after 0 steps. ValueError: &lt;script&gt;boom" in playground.train.status.value
@@ -169,10 +169,10 @@ def test_a_large_model_is_predicted_and_a_small_one_trained_in_its_place(playgro
     playground.train.suggest(playground.form.recipe())
     assert playground.gauge.wait()
     assert "gpt2-xl" in {recipe.model for recipe, _ in predicted}
-    assert playground.train.trained() == Recipe(model="gpt2-tiny", sequence_length=128)
+    assert playground.train.recipe_to_train() == Recipe(model="gpt2-tiny", sequence_length=128)
     assert "Start trains gpt2-tiny with the text" in playground.train.what.value
     playground.train.stands_in.value = False
-    assert playground.train.trained().model == "gpt2-xl"
+    assert playground.train.recipe_to_train().model == "gpt2-xl"
 
 
 def test_a_run_whose_kernel_ended_is_told_of_with_its_steps(recipe, predicted, tmp_path):

@@ -9,9 +9,8 @@ import tempfile
 
 os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"
 os.environ["UNSLOTH_COMPILE_DISABLE"] = "1" if "uncompiled" in sys.argv else "0"
-os.environ["UNSLOTH_COMPILE_LOCATION"] = (
-    f"{tempfile.gettempdir()}/unsloth_compiled_cache"  # else beside the caller's files
-)
+# else beside the caller's files
+os.environ["UNSLOTH_COMPILE_LOCATION"] = f"{tempfile.gettempdir()}/unsloth_compiled_cache"
 
 from unsloth import FastModel  # which changes what is imported after it  # isort: skip
 
@@ -23,7 +22,9 @@ from trl import SFTConfig, SFTTrainer
 from workbench.models.load import load_tokenizer
 from workbench.models.source import locate
 
-BATCH, TOKENS, STEPS = 8, 1024, 3
+BATCH = 8
+TOKENS = 1024
+STEPS = 3
 
 ids = torch.randint(50257, (BATCH * STEPS, TOKENS)).tolist()
 tokenizer = load_tokenizer(locate("random:gpt2"))

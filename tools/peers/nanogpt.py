@@ -9,7 +9,9 @@ model in place of its own, whose memory differs by the GELU alone: nanoGPT's is 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-BATCH, TOKENS, STEPS = 8, 1024, 3
+BATCH = 8
+TOKENS = 1024
+STEPS = 3
 
 config = GPT2Config(activation_function="gelu", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 model = GPT2LMHeadModel(config).cuda()

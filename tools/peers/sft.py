@@ -13,7 +13,9 @@ from trl import SFTConfig, SFTTrainer
 from workbench.models.load import load_tokenizer
 from workbench.models.source import locate
 
-BATCH, TOKENS, STEPS = 8, 1024, 3
+BATCH = 8
+TOKENS = 1024
+STEPS = 3
 
 ids = torch.randint(50257, (BATCH * STEPS, TOKENS)).tolist()
 tokenizer = load_tokenizer(locate("random:gpt2"))

@@ -10,8 +10,12 @@ import torch
 from datasets import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, default_data_collator
 
-BATCH, TOKENS, STEPS = 8, 1024, 3
-SWITCHED = {"bf16": True, "gradient_checkpointing": True, "optim": "adafactor"} if "switched" in sys.argv else {}
+BATCH = 8
+TOKENS = 1024
+STEPS = 3
+switches = {}
+if "switched" in sys.argv:
+    switches = {"bf16": True, "gradient_checkpointing": True, "optim": "adafactor"}
 
 ids = torch.randint(50257, (BATCH * STEPS, TOKENS)).tolist()
 with tempfile.TemporaryDirectory() as folder:
@@ -24,7 +28,7 @@ with tempfile.TemporaryDirectory() as folder:
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
-            **SWITCHED,
+            **switches,
         ),
         train_dataset=Dataset.from_dict({"input_ids": ids, "labels": ids}),
         data_collator=default_data_collator,

@@ -6,15 +6,16 @@ Weights are new and made on the device; 4 × 512 tokens; AdamW, fused. Peaks aft
 and the update: (allocated, reserved), in bytes.
 """
 
-import gc
 import json
 import sys
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from card import empty_caches
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
+MODES = ("fp32", "autocast", "bf16", "ckpt")
+ENCODERS = ("bert", "roberta", "distilbert")
 SMALL = {
     "vocab_size": 32000,
     "hidden_size": 512,
@@ -24,8 +25,9 @@ SMALL = {
     "max_position_embeddings": 2048,
     "pad_token_id": 0,
 }
-TWO_GROUPS, GPT = {"num_key_value_heads": 2}, {"n_embd": 512, "n_layer": 2, "n_head": 8}
-KINDS: dict[str, dict[str, Any]] = {
+TWO_GROUPS = {"num_key_value_heads": 2}
+GPT = {"n_embd": 512, "n_layer": 2, "n_head": 8}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": TWO_GROUPS,
     "qwen2": TWO_GROUPS,
     "qwen3": {**TWO_GROUPS, "head_dim": 64},
@@ -56,45 +58,115 @@ KINDS: dict[str, dict[str, Any]] = {
     "mixtral": {**TWO_GROUPS, "num_local_experts": 4},
     "mamba": {},
 }
-ENCODERS = ("bert", "roberta", "distilbert")
-LLAMA = {"vocab_size": 128256, "num_attention_heads": 32, "num_key_value_heads": 8}
-WHOLE: dict[str, tuple[str, str, torch.dtype, tuple[int, int], dict[str, Any]]] = {
-    "llama-3.2-1b ckpt bf16 4x2048": (
-        "llama", "ckpt", torch.bfloat16, (4, 2048),
-        {**LLAMA, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64,
-         "tie_word_embeddings": True},
-    ),
-    "qwen3-0.6b bf16 4x1024": (
-        "qwen3", "bf16", torch.bfloat16, (4, 1024),
-        {"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
-         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True},
-    ),
-    "qwen2.5-1.5b autocast 2x1024": (
-        "qwen2", "autocast", torch.float32, (2, 1024),
-        {"vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
-         "num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True},
-    ),
-    "llama-3.1-8b ckpt bf16 1x2048": (
-        "llama", "ckpt", torch.bfloat16, (1, 2048),
-        {**LLAMA, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
-    ),
-}  # fmt: skip
 
 
-def peaks() -> tuple[int, int]:
-    return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+class Training(NamedTuple):
+    architecture: str
+    mode: str
+    dtype: torch.dtype
+    shape: tuple[int, int]  # rows, tokens
+    config: dict[str, Any]
 
 
-def trained(model: torch.nn.Module, words: torch.Tensor, mode: str) -> list[list[tuple[int, int]]]:
+WHOLE = {
+    "llama-3.2-1b ckpt bf16 4x2048": Training(
+        architecture="llama",
+        mode="ckpt",
+        dtype=torch.bfloat16,
+        shape=(4, 2048),
+        config={
+            "vocab_size": 128256,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3-0.6b bf16 4x1024": Training(
+        architecture="qwen3",
+        mode="bf16",
+        dtype=torch.bfloat16,
+        shape=(4, 1024),
+        config={
+            "vocab_size": 151936,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen2.5-1.5b autocast 2x1024": Training(
+        architecture="qwen2",
+        mode="autocast",
+        dtype=torch.float32,
+        shape=(2, 1024),
+        config={
+            "vocab_size": 151936,
+            "hidden_size": 1536,
+            "intermediate_size": 8960,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "llama-3.1-8b ckpt bf16 1x2048": Training(
+        architecture="llama",
+        mode="ckpt",
+        dtype=torch.bfloat16,
+        shape=(1, 2048),
+        config={
+            "vocab_size": 128256,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+        },
+    ),
+}
+
+
+def main() -> None:
+    results = {}
+    for name, training in trainings().items():
+        empty_caches()
+        results[name] = trained(training)
+    with open(sys.argv[1], "w", encoding="utf-8") as file:
+        json.dump(results, file, indent=0)
+
+
+def trainings() -> dict[str, Training]:
+    """The small ones in all modes, then the whole models."""
+    small = {}
+    for architecture, config in ARCHITECTURES.items():
+        for mode in MODES:
+            dtype = torch.bfloat16 if mode == "bf16" else torch.float32
+            training = Training(architecture, mode, dtype, (4, 512), SMALL | config)
+            small[f"{architecture} {mode}"] = training
+    return small | WHOLE
+
+
+def trained(training: Training) -> list[list[tuple[int, int]]]:
+    """The peaks of each step: after its forward pass, its backward pass and its update."""
+    model = new_model(training)
+    token_ids = torch.randint(1, 30000, training.shape, device="cuda")
     model.config.use_cache = False
     model.train()
-    if mode == "ckpt":
+    if training.mode == "ckpt":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    optimizer, steps = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    steps = []
     for _ in range(2):
         torch.cuda.reset_peak_memory_stats()
-        with torch.autocast("cuda", torch.bfloat16, enabled=mode == "autocast"):
-            loss = model(input_ids=words, labels=words).loss
+        with torch.autocast("cuda", torch.bfloat16, enabled=training.mode == "autocast"):
+            loss = model(input_ids=token_ids, labels=token_ids).loss
         forward = peaks()
         loss.backward()
         backward = peaks()
@@ -104,27 +176,16 @@ def trained(model: torch.nn.Module, words: torch.Tensor, mode: str) -> list[list
     return steps
 
 
-def of_config(kind: str, mode: str, dtype: torch.dtype, shape: tuple[int, int], config: dict[str, Any]) -> Any:
-    auto = AutoModelForMaskedLM if kind in ENCODERS else AutoModelForCausalLM
+def new_model(training: Training) -> Any:
+    auto = AutoModelForMaskedLM if training.architecture in ENCODERS else AutoModelForCausalLM
     with torch.device("cuda"):
-        model = auto.from_config(AutoConfig.for_model(kind, **config), dtype=dtype)
-    return trained(model, torch.randint(1, 30000, shape, device="cuda"), mode)
+        config = AutoConfig.for_model(training.architecture, **training.config)
+        return auto.from_config(config, dtype=training.dtype)
 
 
-def afresh(run: Callable[..., Any], *arguments: Any) -> Any:
-    gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    return run(*arguments)
+def peaks() -> tuple[int, int]:
+    return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
 if __name__ == "__main__":
-    found = {}
-    for kind, more in KINDS.items():
-        for mode in ("fp32", "autocast", "bf16", "ckpt"):
-            dtype = torch.bfloat16 if mode == "bf16" else torch.float32
-            found[f"{kind} {mode}"] = afresh(of_config, kind, mode, dtype, (4, 512), {**SMALL, **more})
-    for name, arguments in WHOLE.items():
-        found[name] = afresh(of_config, *arguments)
-    with open(sys.argv[1], "w", encoding="utf-8") as file:
-        json.dump(found, file, indent=0)
+    main()

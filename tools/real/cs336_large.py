@@ -8,24 +8,53 @@ AdamW come after 0, 1, 2 and 5 steps without, all in one process, and the last s
     python cs336_large.py
 """
 
-import json
 import math
 from collections.abc import Iterable
 
 import torch
-from layout import layout, reserved
-from torch import nn
+from card import print_layout
+from torch import Tensor, nn
 
-VOCABULARY, WIDTH, LAYERS, HEADS, INNER = 10_000, 1280, 36, 20, 5120
-ROWS, LENGTH = 4, 256
-WARM_UPS, STEPS = (0, 1, 2, 5), 10
+VOCABULARY = 10_000
+WIDTH = 1280
+LAYERS = 36
+HEADS = 20
+INNER = 5120
+ROWS = 4
+LENGTH = 256
+WARM_UPS = (0, 1, 2, 5)
+STEPS = 10
+
+
+def main() -> None:
+    model = Transformer()
+    optimizer = AdamW(model.parameters())
+    for warm_up_steps in WARM_UPS:
+        run(model, optimizer, warm_up_steps)
+
+
+def run(model: "Transformer", optimizer: "AdamW", warm_up_steps: int) -> None:
+    model.to("cuda")
+    tokens = torch.randint(0, VOCABULARY, (ROWS, LENGTH), device="cuda")
+    for step in range(warm_up_steps + STEPS):
+        is_last = step == warm_up_steps + STEPS - 1 and warm_up_steps == WARM_UPS[-1]
+        if is_last:
+            torch.cuda.memory._record_memory_history(max_entries=1_000_000)
+        logits = model(tokens)
+        loss = logits.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        if step >= warm_up_steps:
+            optimizer.step()
+    if is_last:
+        print_layout()
 
 
 def weight(outputs: int, inputs: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(outputs, inputs) * 0.02)
 
 
-def project(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def project(weights: Tensor, x: Tensor) -> Tensor:
     return torch.einsum("oi,...i->...o", weights, x)
 
 
@@ -34,7 +63,7 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = weight(outputs, inputs)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return project(self.weight, x)
 
 
@@ -43,7 +72,7 @@ class Norm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(WIDTH))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         mean_square = (x**2).mean(-1, keepdim=True)
         root = torch.sqrt(mean_square + 1e-5)
         return (x / root) * self.weight
@@ -59,15 +88,18 @@ class Rotation(nn.Module):
         frequencies = 1.0 / (10_000**exponents)
         places = torch.arange(length, device="cuda", dtype=torch.float32)
         angles = torch.einsum("p,f->pf", places, frequencies)
-        cos, sin = torch.cos(angles), torch.sin(angles)
+        cos = torch.cos(angles)
+        sin = torch.sin(angles)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
         cos = self.cos[places]
         sin = self.sin[places]
-        first, second = x[..., 0::2], x[..., 1::2]
-        cos, sin = cos[:, None], sin[:, None]
+        first = x[..., 0::2]
+        second = x[..., 1::2]
+        cos = cos[:, None]
+        sin = sin[:, None]
         turned_first = first * cos - second * sin
         turned_second = first * sin + second * cos
         turned = torch.empty_like(x)
@@ -76,7 +108,7 @@ class Rotation(nn.Module):
         return turned
 
 
-def softmax(x: torch.Tensor) -> torch.Tensor:
+def softmax(x: Tensor) -> Tensor:
     greatest = torch.max(x, dim=-1, keepdim=True).values
     shifted = x - greatest
     powers = torch.exp(shifted)
@@ -84,7 +116,12 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     return powers / total
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+) -> Tensor:
     scores = torch.einsum("...qd,...kd->...qk", query, key)
     masked = torch.where(mask, scores, -torch.inf)
     shares = softmax(masked / math.sqrt(query.shape[-1]))
@@ -94,29 +131,45 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: to
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.query, self.key, self.value, self.out = (weight(WIDTH, WIDTH) for _ in range(4))
+        self.query = weight(WIDTH, WIDTH)
+        self.key = weight(WIDTH, WIDTH)
+        self.value = weight(WIDTH, WIDTH)
+        self.out = weight(WIDTH, WIDTH)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        queries, keys, values = project(self.query, x), project(self.key, x), project(self.value, x)
-        query, key, value = (one.reshape(ROWS, LENGTH, HEADS, -1).transpose(1, 2) for one in (queries, keys, values))
+    def forward(self, x: Tensor) -> Tensor:
+        # the order in which operations are written is the order in which autograd goes back, and asks for memory
+        queries = project(self.query, x)
+        keys = project(self.key, x)
+        values = project(self.value, x)
+        query = in_heads(queries)
+        key = in_heads(keys)
+        value = in_heads(values)
         places = torch.arange(LENGTH, device=x.device)
         places = places.expand(ROWS, LENGTH)
         rotation = Rotation(LENGTH, WIDTH // HEADS)
         turned_query = rotation(query, places)
         turned_key = rotation(key, places)
-        mask = torch.tril(torch.ones((LENGTH, LENGTH), device=x.device, dtype=torch.bool))
+        mask = torch.tril(
+            torch.ones((LENGTH, LENGTH), device=x.device, dtype=torch.bool),
+        )
         attended = attend(turned_query, turned_key, value, mask)
         joined = attended.transpose(1, 2).reshape(ROWS, LENGTH, WIDTH)
         mixed = project(self.out, joined)
         return mixed  # noqa: RET504 - in one line, what is local here would be freed in another order
 
 
+def in_heads(x: Tensor) -> Tensor:
+    return x.reshape(ROWS, LENGTH, HEADS, -1).transpose(1, 2)
+
+
 class Mlp(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.gate, self.down, self.up = weight(INNER, WIDTH), weight(WIDTH, INNER), weight(INNER, WIDTH)
+        self.gate = weight(INNER, WIDTH)
+        self.down = weight(WIDTH, INNER)
+        self.up = weight(INNER, WIDTH)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         gate = project(self.gate, x)
         up = project(self.up, x)
         silu = gate * torch.sigmoid(gate)
@@ -127,9 +180,12 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first_norm, self.attention, self.second_norm, self.mlp = Norm(), Attention(), Norm(), Mlp()
+        self.first_norm = Norm()
+        self.attention = Attention()
+        self.second_norm = Norm()
+        self.mlp = Mlp()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.first_norm(x))
         x = x + self.mlp(self.second_norm(x))
         return x  # noqa: RET504
@@ -143,7 +199,7 @@ class Transformer(nn.Module):
         self.norm = Norm()
         self.head = Linear(VOCABULARY, WIDTH)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding.weight[tokens]
         for layer in self.layers:
             x = layer(x)
@@ -171,31 +227,6 @@ class AdamW(torch.optim.Optimizer):
             divisor = (state["second"].sqrt()).add_(1e-8)
             parameter.data.addcdiv_(state["first"], divisor, value=-1e-3)
             parameter.data.add_(parameter.data, alpha=-1e-5)
-
-
-def main() -> None:
-    model = Transformer()
-    optimizer = AdamW(model.parameters())
-    for warm_up_steps in WARM_UPS:
-        run(model, optimizer, warm_up_steps)
-
-
-def run(model: Transformer, optimizer: AdamW, warm_up_steps: int) -> None:
-    model.to("cuda")
-    tokens = torch.randint(0, VOCABULARY, (ROWS, LENGTH), device="cuda")
-    for step in range(warm_up_steps + STEPS):
-        is_last = step == warm_up_steps + STEPS - 1 and warm_up_steps == WARM_UPS[-1]
-        if is_last:
-            torch.cuda.memory._record_memory_history(max_entries=1_000_000)
-        logits = model(tokens)
-        loss = logits.sum()
-        optimizer.zero_grad()
-        loss.backward()
-        if step >= warm_up_steps:
-            optimizer.step()
-    if is_last:
-        snapshot = torch.cuda.memory._snapshot()
-        print(json.dumps({"reserved": reserved(snapshot)} | layout(snapshot)))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,19 @@ from transformers import TrainingArguments
 losses = [0.0]
 
 
+def main() -> None:
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+    count_backwards()
+    end_after(int(sys.argv[1]))
+    leave_out_dropout()
+    train_on_the_cpu()
+    sys.argv = sys.argv[2:]
+    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
 def count_backwards() -> None:
     backward = torch.Tensor.backward
 
@@ -63,13 +76,4 @@ def train_on_the_cpu() -> None:
 
 
 if __name__ == "__main__":
-    random.seed(0)
-    numpy.random.seed(0)
-    torch.manual_seed(0)
-    count_backwards()
-    end_after(int(sys.argv[1]))
-    leave_out_dropout()
-    train_on_the_cpu()
-    sys.argv = sys.argv[2:]
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    main()

@@ -13,24 +13,13 @@ import sys
 import torch
 from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
-TOKENS, ANSWERS = 100, 2
-
-
-def counted(run: str) -> dict[str, object]:
-    """What the summary's columns `Peak Usage` and `Tot Alloc` have, in bytes and numbers."""
-    stats = torch.cuda.memory_stats()
-    return {
-        "run": run,
-        "allocated": stats["allocated_bytes.all.peak"],
-        "reserved": stats["reserved_bytes.all.peak"],
-        "segments": stats["segment.all.peak"],
-        "requests": stats["allocation.all.allocated"],
-    }
+TOKENS = 100
+ANSWERS = 2
 
 
 def main() -> None:
     model = GPTNeoForCausalLM(GPTNeoConfig()).eval().to("cuda")
-    print(json.dumps(counted("loaded")))
+    print(json.dumps(counts("loaded")))
     prompt = torch.zeros(1, int(sys.argv[1]), dtype=torch.int64).to("cuda")
     model.generate(
         input_ids=prompt,
@@ -43,7 +32,19 @@ def main() -> None:
         top_k=50,
         eos_token_id=50256,
     )
-    print(json.dumps(counted("written")))
+    print(json.dumps(counts("written")))
+
+
+def counts(run: str) -> dict[str, object]:
+    """What the summary's columns `Peak Usage` and `Tot Alloc` have, in bytes and numbers."""
+    stats = torch.cuda.memory_stats()
+    return {
+        "run": run,
+        "allocated": stats["allocated_bytes.all.peak"],
+        "reserved": stats["reserved_bytes.all.peak"],
+        "segments": stats["segment.all.peak"],
+        "requests": stats["allocation.all.allocated"],
+    }
 
 
 if __name__ == "__main__":

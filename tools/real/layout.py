@@ -17,19 +17,29 @@ SIGNS = {"alloc": "+", "free_completed": "-"}
 
 
 def layout(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """Of the snapshot's first device: how often each kind of segment is there, and the history's requests."""
-    segments = Counter[str]()
-    for segment in snapshot["segments"]:
-        blocks = [f"{'-' if block['state'] == 'inactive' else '+'}{block['size']}" for block in segment["blocks"]]
-        segments[f"{segment['total_size']}: {' '.join(blocks)}"] += 1
-    requests = [
-        f"{SIGNS[event['action']]}{event['size']}" for event in snapshot["device_traces"][0] if event["action"] in SIGNS
-    ]
+    """Of the snapshot's first device: its bytes, how often each kind of segment is there, the history's requests."""
+    segments = Counter(segment_text(segment) for segment in snapshot["segments"])
+    requests = []
+    for event in snapshot["device_traces"][0]:
+        if event["action"] in SIGNS:
+            sign = SIGNS[event["action"]]
+            requests.append(f"{sign}{event['size']}")
+    digest = hashlib.sha256(" ".join(requests).encode())
     return {
+        "reserved": reserved(snapshot),
         "segments": dict(sorted(segments.items())),
         "requests": len(requests),
-        "digest": hashlib.sha256(" ".join(requests).encode()).hexdigest()[:16],
+        "digest": digest.hexdigest()[:16],
     }
+
+
+def segment_text(segment: dict[str, Any]) -> str:
+    """`2048: +512 -1536` of a segment of 2,048 bytes whose first 512 are in use."""
+    blocks = []
+    for block in segment["blocks"]:
+        sign = "-" if block["state"] == "inactive" else "+"
+        blocks.append(f"{sign}{block['size']}")
+    return f"{segment['total_size']}: {' '.join(blocks)}"
 
 
 def reserved(snapshot: dict[str, Any]) -> int:
@@ -46,4 +56,4 @@ class _NamesNothing(pickle.Unpickler):
 if __name__ == "__main__":
     with Path(sys.argv[1]).open("rb") as file:
         content = _NamesNothing(file).load()
-    print(json.dumps({"reserved": reserved(content)} | layout(content), indent=1))
+    print(json.dumps(layout(content), indent=1))

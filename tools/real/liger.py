@@ -17,16 +17,18 @@ import statistics
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from card import peaks
+from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-VOCABULARY, WIDTH = 128256, 4096
+VOCABULARY = 128256
+WIDTH = 4096
 
 
-def cross_entropy(words: int) -> Callable[[], object]:
-    scores = torch.randn(8 * 2048, words, requires_grad=True, device="cuda")
-    target = torch.randint(words, (8 * 2048, 1), device="cuda").squeeze(1)
+def cross_entropy(vocabulary: int) -> Callable[[], object]:
+    scores = torch.randn(8 * 2048, vocabulary, requires_grad=True, device="cuda")
+    target = torch.randint(vocabulary, (8 * 2048, 1), device="cuda").squeeze(1)
     criterion = nn.CrossEntropyLoss()
 
     def full() -> None:
@@ -42,17 +44,18 @@ class Head(nn.Module):
         self.linear = nn.Linear(WIDTH, VOCABULARY, bias=False, dtype=torch.bfloat16)
         self.loss = nn.CrossEntropyLoss()
 
-    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
         logits = self.linear(x)
         return self.loss(logits, target)
 
 
 def head(tokens: int) -> Callable[[], object]:
-    model, twin = Head().cuda(), Head().cuda()
+    model = Head().cuda()
+    twin = Head().cuda()
     x = torch.randn(tokens, WIDTH, requires_grad=True, dtype=torch.bfloat16, device="cuda")
     target = torch.randint(VOCABULARY, (tokens, 1), device="cuda").squeeze(1)
 
-    def full(twin: nn.Module = twin) -> None:
+    def full(twin: nn.Module = twin) -> None:  # which lives as long as this function
         loss = model(x, target)
         loss.backward()
 
@@ -67,10 +70,13 @@ class Divergence(nn.Module):
         self.kl = nn.KLDivLoss(reduction="batchmean", log_target=True)
         self.dtype = dtype
 
-    def forward(self, log_q: torch.Tensor, log_p: torch.Tensor) -> torch.Tensor:
-        log_p, log_q = log_p.to(torch.float), log_q.to(torch.float)
-        log_p, log_q = log_p.view(-1, log_p.size(-1)), log_q.view(-1, log_q.size(-1))
+    def forward(self, log_q: Tensor, log_p: Tensor) -> Tensor:
+        log_p = log_p.to(torch.float)
+        log_q = log_q.to(torch.float)
+        log_p = log_p.view(-1, log_p.size(-1))
+        log_q = log_q.view(-1, log_q.size(-1))
         mean = torch.lerp(torch.exp(log_p), torch.exp(log_q), 0.5)
+        # the logarithm of the mean is taken twice, as there
         loss = 0.5 * self.kl(torch.log(mean), log_p) + 0.5 * self.kl(torch.log(mean), log_q)
         return loss.to(self.dtype)
 
@@ -78,11 +84,12 @@ class Divergence(nn.Module):
 class Heads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.student = nn.Linear(WIDTH, VOCABULARY, bias=False, dtype=torch.bfloat16, device="cuda")
-        self.teacher = nn.Linear(WIDTH, VOCABULARY, bias=False, dtype=torch.bfloat16, device="cuda")
+        settings = {"bias": False, "dtype": torch.bfloat16, "device": "cuda"}
+        self.student = nn.Linear(WIDTH, VOCABULARY, **settings)
+        self.teacher = nn.Linear(WIDTH, VOCABULARY, **settings)
         self.divergence = Divergence(torch.bfloat16)
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
         student_logits = self.student(x)
         teacher_logits = self.teacher(y)
         student = torch.log_softmax(student_logits / 1.0, dim=-1)
@@ -91,9 +98,10 @@ class Heads(nn.Module):
 
 
 def head_jsd(tokens: int) -> Callable[[], object]:
-    model, twin = Heads(), Heads()
-    for mine, other in ((model.student, twin.student), (model.teacher, twin.teacher)):  # one weight for both
-        mine.weight.data = other.weight.data = torch.rand(VOCABULARY, WIDTH, device="cuda", dtype=torch.bfloat16)
+    model = Heads()
+    twin = Heads()
+    share_a_weight(model.student, twin.student)
+    share_a_weight(model.teacher, twin.teacher)
     x = torch.rand(tokens, WIDTH, requires_grad=True, dtype=torch.bfloat16, device="cuda")
     y = torch.rand(tokens, WIDTH, dtype=torch.bfloat16, device="cuda")
 
@@ -104,10 +112,16 @@ def head_jsd(tokens: int) -> Callable[[], object]:
     return full
 
 
-def jsd(words: int) -> Callable[[], object]:
+def share_a_weight(layer: nn.Linear, other: nn.Linear) -> None:
+    weight = torch.rand(VOCABULARY, WIDTH, device="cuda", dtype=torch.bfloat16)
+    layer.weight.data = weight
+    other.weight.data = weight
+
+
+def jsd(vocabulary: int) -> Callable[[], object]:
     divergence = Divergence(torch.float)
-    x = torch.randn(4 * 2048, words, requires_grad=True, device="cuda").log_softmax(dim=-1)
-    target = torch.randn(4 * 2048, words, device="cuda").log_softmax(dim=-1)
+    x = torch.randn(4 * 2048, vocabulary, requires_grad=True, device="cuda").log_softmax(dim=-1)
+    target = torch.randn(4 * 2048, vocabulary, device="cuda").log_softmax(dim=-1)
 
     def full() -> None:
         loss = divergence(x, target)
@@ -123,7 +137,7 @@ class RmsNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         dtype = x.dtype
         x = x.to(torch.float32)
         variance = x.pow(2).mean(-1, keepdim=True)
@@ -131,8 +145,27 @@ class RmsNorm(nn.Module):
         return self.weight * x.to(dtype)
 
 
-def normed(layer: nn.Module, twin: nn.Module, rows: int, width: int, dtype: torch.dtype) -> Callable[[], object]:
-    layer.cuda(), twin.cuda()
+def layer_norm(width: int) -> Callable[[], object]:
+    layer = nn.LayerNorm(width, eps=1e-6)
+    twin = nn.LayerNorm(width)
+    return normed(layer, twin, 4096, width, torch.float32)
+
+
+def rms_norm(width: int) -> Callable[[], object]:
+    layer = RmsNorm(width)
+    twin = RmsNorm(width)
+    return normed(layer, twin, 2048, width, torch.bfloat16)
+
+
+def normed(
+    layer: nn.Module,
+    twin: nn.Module,
+    rows: int,
+    width: int,
+    dtype: torch.dtype,
+) -> Callable[[], object]:
+    layer.cuda()
+    twin.cuda()
     x = torch.randn(rows, width, dtype=dtype, device="cuda")
     upstream = torch.randn_like(x)
     x.requires_grad_(True)
@@ -144,17 +177,25 @@ def normed(layer: nn.Module, twin: nn.Module, rows: int, width: int, dtype: torc
     return full
 
 
-def layer_norm(width: int) -> Callable[[], object]:
-    return normed(nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width), 4096, width, torch.float32)
-
-
-def rms_norm(width: int) -> Callable[[], object]:
-    return normed(RmsNorm(width), RmsNorm(width), 2048, width, torch.bfloat16)
-
-
-def mlp(length: int, batch: int, width: int, inner: int, activation: str, part: str) -> Callable[[], object]:
-    x = torch.randn(batch, length, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    configuration = LlamaConfig(hidden_size=width, intermediate_size=inner, hidden_act=activation)
+def mlp(
+    length: int,
+    batch: int,
+    width: int,
+    inner: int,
+    activation: str,
+    part: str,
+) -> Callable[[], object]:
+    x = torch.randn(
+        (batch, length, width),
+        device="cuda",
+        dtype=torch.bfloat16,
+        requires_grad=True,
+    )
+    configuration = LlamaConfig(
+        hidden_size=width,
+        intermediate_size=inner,
+        hidden_act=activation,
+    )
     layer = LlamaMLP(config=configuration).cuda().to(torch.bfloat16)
 
     def full() -> None:
@@ -173,22 +214,36 @@ def mlp(length: int, batch: int, width: int, inner: int, activation: str, part: 
     return full
 
 
-CASES = {case.__name__: case for case in (cross_entropy, head, head_jsd, jsd, layer_norm, rms_norm, mlp)}
+CASES: dict[str, Callable[..., Callable[[], object]]] = {
+    "cross_entropy": cross_entropy,
+    "head": head,
+    "head_jsd": head_jsd,
+    "jsd": jsd,
+    "layer_norm": layer_norm,
+    "rms_norm": rms_norm,
+    "mlp": mlp,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("case", choices=CASES)
     parser.add_argument("sizes", nargs="+", help="numbers, and for mlp the activation and the part")
     arguments = parser.parse_args()
-    run = CASES[arguments.case](*(int(size) if size.isdigit() else size for size in arguments.sizes))
-    peaks = []
+    sizes = [int(size) if size.isdigit() else size for size in arguments.sizes]
+    run = CASES[arguments.case](*sizes)
+    measured = []
     for _ in range(10):
         torch.cuda.reset_peak_memory_stats()
         run()
-        peaks.append((torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
-    allocated, reserved = (int(statistics.median(values)) for values in zip(*peaks, strict=True))
-    print(json.dumps({"allocated": allocated, "reserved": reserved}))
+        measured.append(peaks())
+    medians = {}
+    for figure in ("allocated", "reserved"):
+        medians[figure] = int(statistics.median(run_peaks[figure] for run_peaks in measured))
+    print(json.dumps(medians))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@ Source: https://github.com/shreyansh26/MLSys-Experiments, `model_memory_usage`: 
     python linear.py grad
 """
 
-import json
 import sys
 
 import torch
-from layout import layout, reserved
+from card import print_layout
 from torch import nn
 
 
@@ -21,9 +20,8 @@ def main() -> None:
         for _ in range(3):
             inputs = torch.randn(5_000, 10_000, device="cuda")
             outputs = layer(inputs)
-    snapshot = torch.cuda.memory._snapshot()
-    print(json.dumps({"reserved": reserved(snapshot)} | layout(snapshot)))
-    del outputs
+    print_layout()
+    del outputs  # the snapshot has them
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@
 Random weights and made rows, under the names that the programs have. Words that are no kind here are made.py's.
 """
 
-import json
-import random
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import made
@@ -43,23 +42,26 @@ def rows(name: str, configuration: str, count: str, *columns: str) -> None:
     """Rows of a sentence for each column, under a name of the hub and of a configuration; `label` is 0 or 1."""
     folder = Path(name)
     folder.mkdir(parents=True)
+    card = f"---\nconfigs:\n  - config_name: {configuration}\n    data_files:\n"
+    content = [row(columns, number) for number in range(int(count))]
     for part in ("train", "validation", "test"):
-        lines = []
-        for number in range(int(count)):
-            row: dict[str, object] = dict.fromkeys(columns, SENTENCE)
-            row |= {column: number % 2 for column in columns if column in ("label", "idx")}
-            lines.append(json.dumps(row))
-        (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    parts = "".join(f"      - {{split: {part}, path: {part}.jsonl}}\n" for part in ("train", "validation", "test"))
-    card = f"---\nconfigs:\n  - config_name: {configuration}\n    data_files:\n{parts}---\n"
-    (folder / "README.md").write_text(card, encoding="utf-8")
+        made.write_rows(folder / f"{part}.jsonl", content)
+        card += f"      - {{split: {part}, path: {part}.jsonl}}\n"
+    (folder / "README.md").write_text(f"{card}---\n", encoding="utf-8")
+
+
+def row(columns: Iterable[str], number: int) -> dict[str, object]:
+    content: dict[str, object] = {}
+    for column in columns:
+        content[column] = number % 2 if column in ("label", "idx") else SENTENCE
+    return content
 
 
 def bert(name: str) -> None:
     """BERT's shape."""
     from transformers import BertConfig, BertModel
 
-    made._with_tokenizer(BertModel(BertConfig()), name)
+    made.save_with_tokenizer(BertModel(BertConfig()), name)
 
 
 def vit(name: str) -> None:
@@ -73,21 +75,23 @@ def vit(name: str) -> None:
 def photographs(name: str) -> None:
     """256 pictures of noise of ten kinds as a data set, with the columns of timm/eurosat-rgb."""
     from datasets import ClassLabel, Dataset, Features, Image
-    from PIL import Image as Picture
 
-    noise = Picture.frombytes("RGB", (64, 64), random.randbytes(3 * 64 * 64))
+    picture = made.noise(64, 64)
     labels = [number % 10 for number in range(256)]
-    kinds = Features({"image": Image(), "label": ClassLabel(num_classes=10)})
+    features = Features({"image": Image(), "label": ClassLabel(num_classes=10)})
+    columns = {"image": [picture] * len(labels), "label": labels}
     Path(name).mkdir(parents=True)
     for part in ("train", "test"):
-        content = Dataset.from_dict({"image": [noise] * len(labels), "label": labels}, features=kinds)
-        content.to_parquet(Path(name, f"{part}.parquet"))
+        data_set = Dataset.from_dict(columns, features=features)
+        data_set.to_parquet(Path(name, f"{part}.parquet"))
 
 
 def chats() -> None:
     """64 conversations of two turns in made/chats.json, as FastChat reads them."""
-    turns = [{"from": "human", "value": SENTENCE}, {"from": "gpt", "value": SENTENCE * 3}] * 2
-    Path("made/chats.json").write_text(json.dumps([{"conversations": turns}] * 64), encoding="utf-8")
+    question = {"from": "human", "value": SENTENCE}
+    answer = {"from": "gpt", "value": SENTENCE * 3}
+    conversation = {"conversations": [question, answer] * 2}
+    made.write_json(Path("made/chats.json"), [conversation] * 64)
 
 
 def metric(name: str) -> None:
@@ -97,8 +101,4 @@ def metric(name: str) -> None:
 
 
 if __name__ == "__main__":
-    random.seed(0)
-    for word in sys.argv[1:]:
-        kind, *arguments = word.split(":")
-        function = globals().get(kind) or getattr(made, kind)
-        function(*arguments)
+    made.make(sys.argv[1:], vars(made) | globals())

@@ -18,7 +18,9 @@ import json
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import nn
+from card import peaks
+from torch import Tensor, nn
+from torch.nn import functional
 from transformers import (
     BertConfig,
     BertModel,
@@ -41,34 +43,37 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "bert": lambda: BertModel(BertConfig()),
 }
 SHAPES = [(4, 128), (8, 256)]
+Run = tuple[str, int, int]  # the model's name, the batch, the length
 
 
-class Layer(nn.Module):
-    """A transformer layer that normalizes first; only with dropout do its linear layers have biases."""
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("batch", type=int)
+    parser.add_argument("length", type=int)
+    parser.add_argument("--alone", action="store_true", help="without the runs before it")
+    arguments = parser.parse_args()
+    wanted = (arguments.model, arguments.batch, arguments.length)
+    if not arguments.alone:
+        first_touches()
+        for sizes in STACKS:
+            with emptied():
+                stack(*sizes)
+        for run in runs_before(wanted):
+            with emptied():
+                model_run(*run)
+    with emptied():
+        print(json.dumps(model_run(*wanted)))
 
-    def __init__(self, width: int, heads: int, inner: int, dropout: float) -> None:
-        super().__init__()
-        self.heads = heads
-        biases = dropout > 0
-        self.norm_1 = nn.LayerNorm(width)
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=biases) for _ in range(4))
-        self.norm_2 = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, inner, bias=biases), nn.Linear(inner, width, bias=biases)
-        self.drop = nn.Dropout(dropout) if biases else nn.Identity()
 
-    def forward(self, x: torch.Tensor, fused: bool) -> torch.Tensor:
-        batch, length, width = x.shape
-        y = self.norm_1(x)
-        shape = (batch, length, self.heads, width // self.heads)
-        q = self.query(y).view(shape).transpose(1, 2)
-        k = self.key(y).view(shape).transpose(1, 2)
-        v = self.value(y).view(shape).transpose(1, 2)
-        if fused:
-            attended = nn.functional.scaled_dot_product_attention(q, k, v)
-        else:
-            attended = self.drop(((q @ k.transpose(-2, -1)) / shape[-1] ** 0.5).softmax(-1)) @ v
-        x = x + self.drop(self.out(attended.transpose(1, 2).reshape(batch, length, width)))
-        return x + self.drop(self.down(nn.functional.gelu(self.up(self.norm_2(x)))))
+def runs_before(wanted: Run) -> list[Run]:
+    runs = [(name, batch, length) for name in MODELS for batch, length in SHAPES]
+    if wanted not in runs:
+        return runs
+    return runs[: runs.index(wanted)]
 
 
 @contextlib.contextmanager
@@ -82,33 +87,27 @@ def emptied() -> Iterator[None]:
 
 def first_touches() -> None:
     """What the source does to see how large the CUDA context is."""
-    a = torch.randn(256, 256, device="cuda")
-    (a @ a).sum().item()
+    matrix = torch.randn(256, 256, device="cuda")
+    (matrix @ matrix).sum().item()
     convolution = nn.Conv2d(3, 16, 3, padding=1).cuda()
     convolution(torch.randn(1, 3, 64, 64, device="cuda")).sum().backward()
     torch.cuda.synchronize()
-    del a, convolution
+    del matrix, convolution
     torch.cuda.empty_cache()
 
 
-def second_step(model: nn.Module, rate: float, loss_of: Callable[[], tuple]) -> dict[str, int]:
-    """`loss_of` gives the loss and whatever else the source keeps until the optimizer has stepped (logits, caches)."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    for _ in range(2):
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss, kept = loss_of()
-        loss.backward()
-        optimizer.step()
-        del loss, kept
-    torch.cuda.synchronize()
-    return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
-
-
-def stack(layers: int, width: int, heads: int, inner: int, batch: int, length: int, dropout: float, fused: bool):
-    model = nn.ModuleList([Layer(width, heads, inner, dropout) for _ in range(layers)]).cuda()
+def stack(
+    layers: int,
+    width: int,
+    heads: int,
+    inner: int,
+    batch: int,
+    length: int,
+    dropout: float,
+    fused: bool,
+) -> dict[str, int]:
+    stacked = [Layer(width, heads, inner, dropout) for _ in range(layers)]
+    model = nn.ModuleList(stacked).cuda()
     x = torch.randn(batch, length, width, device="cuda")
 
     def loss_of() -> tuple:
@@ -126,32 +125,66 @@ def model_run(name: str, batch: int, length: int) -> dict[str, int]:
     ids = torch.randint(0, model.config.vocab_size - 1, (batch, length), device="cuda")
 
     def loss_of() -> tuple:
-        out = model(input_ids=ids, labels=ids) if name == "gpt2" else model(input_ids=ids)
-        return (out.loss if name == "gpt2" else out.last_hidden_state.float().pow(2).mean()), out
+        if name == "gpt2":
+            output = model(input_ids=ids, labels=ids)
+            return output.loss, output
+        output = model(input_ids=ids)
+        return output.last_hidden_state.float().pow(2).mean(), output
 
     return second_step(model, 1e-5, loss_of)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=MODELS)
-    parser.add_argument("batch", type=int)
-    parser.add_argument("length", type=int)
-    parser.add_argument("--alone", action="store_true", help="without the runs before it")
-    arguments = parser.parse_args()
-    wanted = (arguments.model, arguments.batch, arguments.length)
-    if not arguments.alone:
-        first_touches()
-        for sizes in STACKS:
-            with emptied():
-                stack(*sizes)
-        for run in ((name, *shape) for name in MODELS for shape in SHAPES):
-            if run == wanted:
-                break
-            with emptied():
-                model_run(*run)
-    with emptied():
-        print(json.dumps(model_run(*wanted)))
+def second_step(
+    model: nn.Module,
+    rate: float,
+    loss_of: Callable[[], tuple],
+) -> dict[str, int]:
+    """`loss_of` gives the loss and whatever else the source keeps until the optimizer has stepped (logits, caches)."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    for _ in range(2):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss, kept = loss_of()
+        loss.backward()
+        optimizer.step()
+        del loss, kept
+    torch.cuda.synchronize()
+    return peaks()
+
+
+class Layer(nn.Module):
+    """A transformer layer that normalizes first; only with dropout do its linear layers have biases."""
+
+    def __init__(self, width: int, heads: int, inner: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        biases = dropout > 0
+        self.norm_1 = nn.LayerNorm(width)
+        self.query = nn.Linear(width, width, bias=biases)
+        self.key = nn.Linear(width, width, bias=biases)
+        self.value = nn.Linear(width, width, bias=biases)
+        self.out = nn.Linear(width, width, bias=biases)
+        self.norm_2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, inner, bias=biases)
+        self.down = nn.Linear(inner, width, bias=biases)
+        self.drop = nn.Dropout(dropout) if biases else nn.Identity()
+
+    def forward(self, x: Tensor, fused: bool) -> Tensor:
+        batch, length, width = x.shape
+        y = self.norm_1(x)
+        shape = (batch, length, self.heads, width // self.heads)
+        q = self.query(y).view(shape).transpose(1, 2)
+        k = self.key(y).view(shape).transpose(1, 2)
+        v = self.value(y).view(shape).transpose(1, 2)
+        # in one line what nobody holds is free at once: names for it would hold it until the end
+        if fused:
+            attended = functional.scaled_dot_product_attention(q, k, v)
+        else:
+            attended = self.drop(((q @ k.transpose(-2, -1)) / shape[-1] ** 0.5).softmax(-1)) @ v
+        x = x + self.drop(self.out(attended.transpose(1, 2).reshape(batch, length, width)))
+        return x + self.drop(self.down(functional.gelu(self.up(self.norm_2(x)))))
 
 
 if __name__ == "__main__":

@@ -21,132 +21,71 @@ import argparse
 import json
 
 import torch
-from torch import nn
+from card import peaks
+from torch import Tensor, nn
+from torch.nn import functional
 
-VOCABULARY, CONTEXT, WIDTH, HEADS, LAYERS, DROPOUT = 50257, 1024, 768, 12, 12, 0.1
-BATCH, STEPS, EVALUATE_EVERY = 8, 52, 15
-
-
-class HandNorm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(WIDTH))
-        self.shift = nn.Parameter(torch.zeros(WIDTH))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mean = x.mean(dim=-1, keepdim=True)
-        variance = x.var(dim=-1, keepdim=True, unbiased=False)
-        normal = (x - mean) / torch.sqrt(variance + 1e-5)
-        return self.scale * normal + self.shift
+VOCABULARY = 50257
+CONTEXT = 1024
+WIDTH = 768
+HEADS = 12
+LAYERS = 12
+DROPOUT = 0.1
+BATCH = 8
+STEPS = 52
+EVALUATE_EVERY = 15
 
 
-class HandGelu(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        root = torch.sqrt(torch.tensor(2.0 / torch.pi))
-        return 0.5 * x * (1 + torch.tanh(root * (x + 0.044715 * torch.pow(x, 3))))
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("stage", type=int, choices=range(8))
+    parser.add_argument("--epochs", type=int, default=1)
+    arguments = parser.parse_args()
+    stage = arguments.stage
+    torch.manual_seed(123)
+    if stage >= 2:
+        torch.set_float32_matmul_precision("high")
+    model = Gpt(stage).cuda()
+    if stage >= 5:
+        model.to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=5e-4,
+        weight_decay=0.1,
+        fused=True if stage >= 3 else None,
+    )
+    step = 0
+    for _ in range(arguments.epochs):
+        model.train()
+        for _ in range(STEPS):
+            inputs, targets = batch()
+            if stage >= 4:
+                inputs = inputs.pin_memory()
+                targets = targets.pin_memory()
+            optimizer.zero_grad()
+            loss = loss_of(model, inputs, targets)
+            loss.backward()
+            optimizer.step()
+            if step % EVALUATE_EVERY == 0:
+                evaluate(model)
+            step += 1
+        write(model)
+    print(json.dumps(peaks() | {"left": torch.cuda.memory_allocated()}))
 
 
-class HandAttention(nn.Module):
-    def __init__(self, mask_kept: bool) -> None:
-        super().__init__()
-        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
-        self.out = nn.Linear(WIDTH, WIDTH)
-        self.dropout = nn.Dropout(DROPOUT)
-        self.mask_kept = mask_kept
-        if mask_kept:
-            self.register_buffer("mask", torch.triu(torch.ones(CONTEXT, CONTEXT), diagonal=1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, _ = x.shape
-        shape = (batch, length, HEADS, WIDTH // HEADS)
-        keys = self.key(x)
-        queries = self.query(x)
-        values = self.value(x)
-        keys = keys.view(shape).transpose(1, 2)
-        queries = queries.view(shape).transpose(1, 2)
-        values = values.view(shape).transpose(1, 2)
-        scores = queries @ keys.transpose(2, 3)
-        if self.mask_kept:
-            mask = self.mask.bool()[:length, :length]
-        else:
-            mask = torch.triu(torch.ones(length, length, dtype=torch.bool, device=x.device), diagonal=1)
-        scores.masked_fill_(mask, -torch.inf)
-        weights = torch.softmax(scores / keys.shape[-1] ** 0.5, dim=-1)
-        weights = self.dropout(weights)
-        context = (weights @ values).transpose(1, 2)
-        context = context.reshape(batch, length, WIDTH)
-        return self.out(context)
-
-
-class FusedAttention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
-        self.out = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, _ = x.shape
-        qkv = self.qkv(x)
-        qkv = qkv.view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
-        queries, keys, values = qkv
-        context = nn.functional.scaled_dot_product_attention(
-            queries, keys, values, dropout_p=DROPOUT if self.training else 0.0, is_causal=True
-        )
-        context = context.transpose(1, 2).contiguous().view(batch, length, WIDTH)
-        return self.out(context)
-
-
-class Block(nn.Module):
-    def __init__(self, stage: int) -> None:
-        super().__init__()
-        self.attention = FusedAttention() if stage >= 7 else HandAttention(mask_kept=stage == 0)
-        gelu = nn.GELU(approximate="tanh") if stage >= 6 else HandGelu()
-        self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), gelu, nn.Linear(4 * WIDTH, WIDTH))
-        self.norm_1, self.norm_2 = (nn.LayerNorm(WIDTH) if stage >= 6 else HandNorm() for _ in range(2))
-        self.drop = nn.Dropout(DROPOUT)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        shortcut = x
-        x = self.norm_1(x)
-        x = self.attention(x)
-        x = self.drop(x)
-        x = x + shortcut
-        shortcut = x
-        x = self.norm_2(x)
-        x = self.feed_forward(x)
-        x = self.drop(x)
-        return x + shortcut
-
-
-class Gpt(nn.Module):
-    def __init__(self, stage: int) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.positions = nn.Embedding(CONTEXT, WIDTH)
-        self.drop = nn.Dropout(DROPOUT)
-        self.blocks = nn.Sequential(*[Block(stage) for _ in range(LAYERS)])
-        self.norm = nn.LayerNorm(WIDTH) if stage >= 6 else HandNorm()
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        tokens = self.tokens(ids)
-        positions = self.positions(torch.arange(ids.shape[1], device=ids.device))
-        x = tokens + positions
-        x = self.drop(x)
-        x = self.blocks(x)
-        x = self.norm(x)
-        return self.head(x)
-
-
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
+def batch() -> tuple[Tensor, Tensor]:
     chunk = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
     return chunk[:, :-1].contiguous(), chunk[:, 1:].contiguous()
 
 
-def loss_of(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    inputs, targets = inputs.cuda(), targets.cuda()
+def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    inputs = inputs.cuda()
+    targets = targets.cuda()
     logits = model(inputs)
-    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 @torch.no_grad()
@@ -170,36 +109,134 @@ def write(model: nn.Module) -> None:
     model.train()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", type=int, choices=range(8))
-    parser.add_argument("--epochs", type=int, default=1)
-    arguments = parser.parse_args()
-    stage = arguments.stage
-    torch.manual_seed(123)
-    if stage >= 2:
-        torch.set_float32_matmul_precision("high")
-    model = Gpt(stage).cuda()
-    if stage >= 5:
-        model.to(torch.bfloat16)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.1, fused=True if stage >= 3 else None)
-    step = 0
-    for _ in range(arguments.epochs):
-        model.train()
-        for _ in range(STEPS):
-            inputs, targets = batch()
-            if stage >= 4:
-                inputs, targets = inputs.pin_memory(), targets.pin_memory()
-            optimizer.zero_grad()
-            loss = loss_of(model, inputs, targets)
-            loss.backward()
-            optimizer.step()
-            if step % EVALUATE_EVERY == 0:
-                evaluate(model)
-            step += 1
-        write(model)
-    peaks = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
-    print(json.dumps(peaks | {"left": torch.cuda.memory_allocated()}))
+class HandNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.shift = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(dim=-1, keepdim=True)
+        variance = x.var(dim=-1, keepdim=True, unbiased=False)
+        normal = (x - mean) / torch.sqrt(variance + 1e-5)
+        return self.scale * normal + self.shift
+
+
+class HandGelu(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        root = torch.sqrt(torch.tensor(2.0 / torch.pi))
+        return 0.5 * x * (1 + torch.tanh(root * (x + 0.044715 * torch.pow(x, 3))))
+
+
+class HandAttention(nn.Module):
+    def __init__(self, mask_kept: bool) -> None:
+        super().__init__()
+        self.query = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.key = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.value = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.dropout = nn.Dropout(DROPOUT)
+        self.mask_kept = mask_kept
+        if mask_kept:
+            self.register_buffer("mask", torch.triu(torch.ones(CONTEXT, CONTEXT), diagonal=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        shape = (batch, length, HEADS, WIDTH // HEADS)
+        keys = self.key(x)
+        queries = self.query(x)
+        values = self.value(x)
+        keys = keys.view(shape).transpose(1, 2)
+        queries = queries.view(shape).transpose(1, 2)
+        values = values.view(shape).transpose(1, 2)
+        scores = queries @ keys.transpose(2, 3)
+        if self.mask_kept:
+            mask = self.mask.bool()[:length, :length]
+        else:
+            mask = torch.triu(
+                torch.ones(length, length, dtype=torch.bool, device=x.device),
+                diagonal=1,
+            )
+        scores.masked_fill_(mask, -torch.inf)
+        weights = torch.softmax(scores / keys.shape[-1] ** 0.5, dim=-1)
+        weights = self.dropout(weights)
+        context = (weights @ values).transpose(1, 2)
+        context = context.reshape(batch, length, WIDTH)
+        return self.out(context)
+
+
+class FusedAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        qkv = self.qkv(x)
+        qkv = qkv.view(batch, length, 3, HEADS, WIDTH // HEADS)
+        qkv = qkv.permute(2, 0, 3, 1, 4)
+        queries, keys, values = qkv
+        dropout = DROPOUT if self.training else 0.0
+        context = functional.scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            dropout_p=dropout,
+            is_causal=True,
+        )
+        context = context.transpose(1, 2).contiguous().view(batch, length, WIDTH)
+        return self.out(context)
+
+
+class Block(nn.Module):
+    def __init__(self, stage: int) -> None:
+        super().__init__()
+        self.attention = FusedAttention() if stage >= 7 else HandAttention(mask_kept=stage == 0)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH),
+            nn.GELU(approximate="tanh") if stage >= 6 else HandGelu(),
+            nn.Linear(4 * WIDTH, WIDTH),
+        )
+        self.norm_1 = norm(stage)
+        self.norm_2 = norm(stage)
+        self.drop = nn.Dropout(DROPOUT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x
+        x = self.norm_1(x)
+        x = self.attention(x)
+        x = self.drop(x)
+        x = x + shortcut
+        shortcut = x
+        x = self.norm_2(x)
+        x = self.feed_forward(x)
+        x = self.drop(x)
+        return x + shortcut
+
+
+def norm(stage: int) -> nn.Module:
+    return nn.LayerNorm(WIDTH) if stage >= 6 else HandNorm()
+
+
+class Gpt(nn.Module):
+    def __init__(self, stage: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.positions = nn.Embedding(CONTEXT, WIDTH)
+        self.drop = nn.Dropout(DROPOUT)
+        self.blocks = nn.Sequential(*[Block(stage) for _ in range(LAYERS)])
+        self.norm = norm(stage)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        tokens = self.tokens(ids)
+        positions = self.positions(torch.arange(ids.shape[1], device=ids.device))
+        x = tokens + positions
+        x = self.drop(x)
+        x = self.blocks(x)
+        x = self.norm(x)
+        return self.head(x)
 
 
 if __name__ == "__main__":

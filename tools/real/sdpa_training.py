@@ -26,9 +26,12 @@ import argparse
 import contextlib
 import gc
 import json
+from itertools import product
 
 import torch
+from card import peaks
 from torch import nn
+from torch.nn import functional
 from transformers import BertConfig, BertLMHeadModel, OPTConfig, OPTForCausalLM
 
 try:
@@ -50,40 +53,44 @@ OPT_350M = {
     "attention_dropout": 0.0,
     "activation_function": "relu",
 }
-WARM_UP, STEPS = 10, 10
-SWEEPS = {
-    "bert": [(batch, length) for batch in (4, 8, 16) for length in (256, 512)],
-    "opt": [(batch, length) for batch in (1, 2, 4, 8) for length in (128, 256, 512, 1024, 2048)],
+WARM_UP = 10
+STEPS = 10
+SWEEPS = {  # batches, lengths
+    "bert": list(product((4, 8, 16), (256, 512))),
+    "opt": list(product((1, 2, 4, 8), (128, 256, 512, 1024, 2048))),
 }
 
 
-def then_eager(module, query, key, value, attention_mask, dropout=0.0, **_):
-    """OPT's attention of transformers 4.46, written out; the queries come scaled."""
-    batch, heads, length, width = query.shape
-    query, key, value = (x.contiguous().view(batch * heads, length, width) for x in (query, key, value))
-    scores = torch.bmm(query, key.transpose(1, 2))
-    scores = scores.view(batch, heads, length, length) + attention_mask
-    scores = torch.max(scores, torch.tensor(torch.finfo(scores.dtype).min, device=scores.device))
-    scores = scores.view(batch * heads, length, length)
-    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(torch.float16)
-    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
-    attended = torch.bmm(weights, value).view(batch, heads, length, width)
-    return attended.transpose(1, 2), None
-
-
-def then_fused(module, query, key, value, attention_mask, dropout=0.0, **_):
-    query, key, value = (x.contiguous() for x in (query, key, value))
-    attended = nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, dropout_p=dropout, is_causal=attention_mask is None, scale=1.0
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    return attended.transpose(1, 2), None
-
-
-if AttentionInterface is not None:
-    AttentionInterface.register("then_eager", then_eager)
-    AttentionInterface.register("then_fused", then_fused)
-    AttentionMaskInterface.register("then_eager", eager_mask)
-    AttentionMaskInterface.register("then_fused", sdpa_mask)
+    parser.add_argument("model", choices=SWEEPS)
+    parser.add_argument("attention", choices=["eager", "sdpa"])
+    parser.add_argument("batch", type=int)
+    parser.add_argument("length", type=int)
+    parser.add_argument("--alone", action="store_true", help="without the runs before it")
+    parser.add_argument("--all", action="store_true", help="print the peaks of the runs before it too")
+    parser.add_argument("--now", action="store_true", help="OPT's attention as the installed transformers has it")
+    arguments = parser.parse_args()
+    wanted = (arguments.attention, arguments.batch, arguments.length)
+    for attention in ("sdpa", "eager"):
+        if arguments.alone and attention != arguments.attention:
+            continue
+        model = model_of(arguments.model, attention, arguments.now)
+        for size in SWEEPS[arguments.model]:
+            if (attention, *size) == wanted:
+                measured = run(model, *size)
+                print(json.dumps(measured | {"run": [attention, *size]}))
+                return
+            if not arguments.alone:
+                with contextlib.suppress(torch.cuda.OutOfMemoryError):  # the largest did not fit there either
+                    measured = run(model, *size)
+                    if arguments.all:
+                        print(json.dumps(measured | {"run": [attention, *size]}))
+        del model
+        gc.collect()
 
 
 def model_of(name: str, attention: str, now: bool) -> nn.Module:
@@ -100,46 +107,58 @@ def model_of(name: str, attention: str, now: bool) -> nn.Module:
 
 
 def run(model: nn.Module, batch: int, length: int) -> dict[str, int]:
-    inputs = {"input_ids": torch.randint(model.config.vocab_size - 1, (batch, length)).cuda()}
+    input_ids = torch.randint(model.config.vocab_size - 1, (batch, length)).cuda()
     model.train()
     for step in range(WARM_UP + STEPS):
         if step == WARM_UP:
             torch.cuda.reset_peak_memory_stats()
             torch.cuda.empty_cache()
         model.zero_grad()
-        outputs = model(**inputs)
+        outputs = model(input_ids=input_ids)
         loss = outputs.logits.sum()
         loss.backward()
     torch.cuda.synchronize()
-    return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+    return peaks()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=SWEEPS)
-    parser.add_argument("attention", choices=["eager", "sdpa"])
-    parser.add_argument("batch", type=int)
-    parser.add_argument("length", type=int)
-    parser.add_argument("--alone", action="store_true", help="without the runs before it")
-    parser.add_argument("--all", action="store_true", help="print the peaks of the runs before it too")
-    parser.add_argument("--now", action="store_true", help="OPT's attention as the installed transformers has it")
-    arguments = parser.parse_args()
-    wanted = (arguments.attention, arguments.batch, arguments.length)
-    for attention in ("sdpa", "eager"):
-        if arguments.alone and attention != arguments.attention:
-            continue
-        model = model_of(arguments.model, attention, arguments.now)
-        for size in SWEEPS[arguments.model]:
-            if (attention, *size) == wanted:
-                print(json.dumps(run(model, *size) | {"run": [attention, *size]}))
-                return
-            if not arguments.alone:
-                with contextlib.suppress(torch.cuda.OutOfMemoryError):  # the largest did not fit there either
-                    peaks = run(model, *size)
-                    if arguments.all:
-                        print(json.dumps(peaks | {"run": [attention, *size]}))
-        del model
-        gc.collect()
+def then_eager(module, query, key, value, attention_mask, dropout=0.0, **_):
+    """OPT's attention of transformers 4.46, written out; the queries come scaled."""
+    batch, heads, length, width = query.shape
+    query = query.contiguous().view(batch * heads, length, width)
+    key = key.contiguous().view(batch * heads, length, width)
+    value = value.contiguous().view(batch * heads, length, width)
+    scores = torch.bmm(query, key.transpose(1, 2))
+    scores = scores.view(batch, heads, length, length) + attention_mask
+    lowest = torch.finfo(scores.dtype).min
+    scores = torch.max(scores, torch.tensor(lowest, device=scores.device))
+    scores = scores.view(batch * heads, length, length)
+    weights = functional.softmax(scores, dim=-1, dtype=torch.float32).to(torch.float16)
+    weights = functional.dropout(weights, p=dropout, training=module.training)
+    attended = torch.bmm(weights, value).view(batch, heads, length, width)
+    return attended.transpose(1, 2), None
+
+
+def then_fused(module, query, key, value, attention_mask, dropout=0.0, **_):
+    query = query.contiguous()
+    key = key.contiguous()
+    value = value.contiguous()
+    attended = functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        is_causal=attention_mask is None,
+        scale=1.0,
+    )
+    return attended.transpose(1, 2), None
+
+
+if AttentionInterface is not None:
+    AttentionInterface.register("then_eager", then_eager)
+    AttentionInterface.register("then_fused", then_fused)
+    AttentionMaskInterface.register("then_eager", eager_mask)
+    AttentionMaskInterface.register("then_fused", sdpa_mask)
 
 
 if __name__ == "__main__":

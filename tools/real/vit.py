@@ -14,48 +14,19 @@ import json
 import sys
 
 import torch
-from torch import nn
+from card import peaks
+from torch import Tensor, nn
 from torch.nn import functional
 
-WIDTH, LAYERS, HEADS, PATCH, SIDE, CLASSES = 1024, 24, 16, 16, 224, 10
+WIDTH = 1024
+LAYERS = 24
+HEADS = 16
+PATCH = 16
+SIDE = 224
+PATCHES = (SIDE // PATCH) ** 2
+CLASSES = 10
 PICTURES = {"01": 64, "02": 64, "03": 64, "04": 16, "05": 4, "06": 4}
 ACCUMULATED = 4
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first_norm = nn.LayerNorm(WIDTH, eps=1e-6)
-        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-        self.second_norm = nn.LayerNorm(WIDTH, eps=1e-6)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        normal = self.first_norm(x)
-        mixed, _ = self.attention(normal, normal, normal, need_weights=False)
-        x = mixed + x
-        return x + self.mlp(self.second_norm(x))
-
-
-class Vit(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, WIDTH, kernel_size=PATCH, stride=PATCH)
-        self.picture = nn.Parameter(torch.zeros(1, 1, WIDTH))
-        self.places = nn.Parameter(torch.zeros(1, (SIDE // PATCH) ** 2 + 1, WIDTH))
-        self.blocks = nn.Sequential(*[Block() for _ in range(LAYERS)])
-        self.norm = nn.LayerNorm(WIDTH, eps=1e-6)
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        count = pictures.shape[0]
-        x = self.patches(pictures).reshape(count, WIDTH, -1).permute(0, 2, 1)
-        x = torch.cat([self.picture.expand(count, -1, -1), x], dim=1) + self.places
-        return self.head(self.norm(self.blocks(x))[:, 0])
-
-
-def batch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(count, 3, SIDE, SIDE).cuda(), torch.zeros(count, dtype=torch.int64).cuda()
 
 
 def main() -> None:
@@ -66,7 +37,7 @@ def main() -> None:
     model = Vit().cuda()
     accumulates = ACCUMULATED if stage in ("05", "06") else 1
     scaler = torch.amp.GradScaler("cuda", enabled=stage == "02")
-    is_half = stage >= "03"
+    is_half = stage >= "03"  # stages are called as the source calls its scripts
     if is_half:
         model.to(torch.bfloat16)
     if stage == "06":
@@ -74,7 +45,7 @@ def main() -> None:
     else:
         optimizer = torch.optim.Adam(model.parameters(), lr=5e-5)
 
-    def answer(pictures: torch.Tensor) -> torch.Tensor:
+    def answer(pictures: Tensor) -> Tensor:
         with torch.autocast("cuda", torch.float16, enabled=stage == "02"):
             logits = model(pictures.bfloat16() if is_half else pictures)
         return logits.float()
@@ -97,8 +68,50 @@ def main() -> None:
     with torch.no_grad():
         pictures, labels = batch(count)
         logits = answer(pictures)
-    peaks = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
-    print(json.dumps(peaks))
+    print(json.dumps(peaks()))
+
+
+def batch(count: int) -> tuple[Tensor, Tensor]:
+    pictures = torch.zeros(count, 3, SIDE, SIDE).cuda()
+    labels = torch.zeros(count, dtype=torch.int64).cuda()
+    return pictures, labels
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_norm = nn.LayerNorm(WIDTH, eps=1e-6)
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+        self.second_norm = nn.LayerNorm(WIDTH, eps=1e-6)
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH),
+            nn.GELU(),
+            nn.Linear(4 * WIDTH, WIDTH),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal = self.first_norm(x)
+        mixed, _ = self.attention(normal, normal, normal, need_weights=False)
+        x = mixed + x
+        return x + self.mlp(self.second_norm(x))
+
+
+class Vit(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, kernel_size=PATCH, stride=PATCH)
+        self.picture = nn.Parameter(torch.zeros(1, 1, WIDTH))
+        self.places = nn.Parameter(torch.zeros(1, PATCHES + 1, WIDTH))
+        self.blocks = nn.Sequential(*[Block() for _ in range(LAYERS)])
+        self.norm = nn.LayerNorm(WIDTH, eps=1e-6)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        count = pictures.shape[0]
+        x = self.patches(pictures)
+        x = x.reshape(count, WIDTH, -1).permute(0, 2, 1)
+        x = torch.cat([self.picture.expand(count, -1, -1), x], dim=1) + self.places
+        return self.head(self.norm(self.blocks(x))[:, 0])
 
 
 if __name__ == "__main__":

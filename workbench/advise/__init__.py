@@ -1,1 +1,1 @@
-"""What records say, side by side, and what to change so that a run fits: tables, comparisons, plan, doctor, pairs."""
+"""Advice: tables and comparisons of records, and the changes with which a run fits (plan, doctor, scan, pairs)."""

@@ -1,6 +1,6 @@
-"""Memory as a test: a line that the peak of a recipe or of a program must not pass, and what moved since it was stored.
+"""Memory as a test: a limit that the peak of a recipe or a program must not pass, and what changed since the last time.
 
-Each table of `budget.toml` is a budget. What was found stands in `budget.lock.json` beside it, with the versions of the
+Each table of `budget.toml` is a budget. Its usage is stored in `budget.lock.json` beside it, with the versions of the
 libraries, so that a later check can say what an upgrade has cost:
 
     [lora-on-a-t4]
@@ -18,8 +18,8 @@ libraries, so that a later check can say what an upgrade has cost:
     gpu = "t4"
     script = "python train.py --epochs 1"
 
-Counted is what the allocator reserves, as a program can assert of itself: `torch.cuda.max_memory_reserved()` on the
-card. CUDA's context comes beside it, and a limit has to leave it room there.
+The check counts what the allocator reserves, as a program can assert of itself: `torch.cuda.max_memory_reserved()` on
+the card. CUDA's context comes on top, so that the limit must be lower than the card's memory.
 """
 
 import re
@@ -33,11 +33,11 @@ from pathlib import Path
 import numpy as np
 
 from workbench.base.categories import Category, Phase, format_bytes, parse_bytes
-from workbench.base.errors import ConfigurationError, brief, explained
+from workbench.base.errors import ConfigurationError, brief, explain_errors
 from workbench.base.operations import operation_in_words
 from workbench.base.paths import read_toml, versions, write_whole
 from workbench.base.result import Result
-from workbench.base.settings import checker, named
+from workbench.base.settings import check_names, type_adapter
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.card import DEVICE
 from workbench.gpus.emulator.launch import emulate
@@ -50,17 +50,18 @@ EXAMPLE = (
     'A table has a limit = "6.5GiB", a gpu = "t4", and a recipe = {model = "gpt2"} or a script = "python train.py".'
 )
 UNUSED = "reserved, unused"
-TIME_LIMIT_S = 1800.0  # of a script, which may wait for a value that an emulated GPU never computes
+TIME_LIMIT_S = 1800.0  # for a script, which may wait for a value that an emulated GPU never computes
 SHOWN = 5  # differences, the largest first
-NUMBER = re.compile(r"\.\d+\b")  # of a layer
+LAYER_NUMBER = re.compile(r"\.\d+\b")  # the `.3` in the name of a module
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A recipe, or a program's command line, and what it may need on a card.
+    """A recipe, or a program's command line, with the limit of its memory on a card.
 
     Raises:
-        ConfigurationError: an amount that is none, an unknown card, or one that has less than the limit.
+        ConfigurationError: the limit is no amount of memory, or more than the card has; the card is unknown; or the
+            program is no command line.
     """
 
     name: str
@@ -70,7 +71,9 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not isinstance(self.what, Recipe):
-            with explained(f"check: the script of {self.name} must be a command line, got {brief(self.what)}", EXAMPLE):
+            with explain_errors(
+                f"check: the script of {self.name} must be a command line, got {brief(self.what)}", EXAMPLE
+            ):
                 shlex.split(self.what)
         card = find_gpu(self.gpu)
         room = card.memory_bytes - card.context_bytes_estimate
@@ -88,10 +91,13 @@ class Budget:
 
 @dataclass(frozen=True)
 class Usage:
-    """What was found: the peak, and who made what was alive then.
+    """The memory that a recipe or a program uses.
 
-    `holders` are the bytes by category and operation, or of a program by its lines; `facts` what it was found for, how,
-    with which versions; `refused`: the program ran out of memory, and needs more than its peak.
+    Attributes:
+        peak_bytes: the most that the allocator reserves.
+        holders: the bytes at the peak, by the category and operation of a recipe, or by a program's lines.
+        facts: the recipe or the command, the source of the numbers, and the versions of the libraries.
+        refused: whether the program ran out of memory, and so needs more than its peak.
     """
 
     peak_bytes: int
@@ -100,12 +106,12 @@ class Usage:
     refused: bool = False
 
 
-LOCK = checker(dict[str, Usage])
+LOCK = type_adapter(dict[str, Usage])
 
 
 @dataclass(frozen=True)
 class Verdict(Result):
-    """What a budget's recipe or program needs now, and what was stored before; None: nothing."""
+    """The usage of a budget's recipe or program now, and the usage that was stored before; None if none was."""
 
     budget: Budget
     found: Usage
@@ -131,7 +137,7 @@ class Verdict(Result):
         return self.found.peak_bytes - self.before.peak_bytes
 
     def __str__(self) -> str:
-        """The verdict; below it what has moved, or of a first one over its limit, who holds most."""
+        """Show the verdict, and below it the largest changes, or the largest holders if the first usage is too much."""
         now = self.found
         before = self.before
         verdict = "within"
@@ -145,35 +151,36 @@ class Verdict(Result):
         if before:
             changes.subtract(before.holders)
         if before and before != now:
-            text += f"\n  {_signed(self.grown_bytes)} since it was stored: {_moved(before, now)}"
+            text += f"\n  {_with_sign(self.grown_bytes)} since it was stored: {_list_changed_facts(before, now)}"
         elif self.over:
             text += "\n  who holds most"
         else:
             return text
         for name in sorted(changes, key=lambda name: -abs(changes[name]))[:SHOWN]:
             if changes[name]:
-                text += f"\n    {_signed(changes[name]):>10}  {_in_words(name)}"
+                text += f"\n    {_with_sign(changes[name]):>10}  {_in_words(name)}"
         return text
 
 
-def _signed(nbytes: int) -> str:
+def _with_sign(nbytes: int) -> str:
+    """Return bytes as text with a plus or a minus."""
     if nbytes < 0:
         return f"−{format_bytes(-nbytes)}"
     return f"+{format_bytes(nbytes)}"
 
 
-def _moved(before: Usage, now: Usage) -> str:
-    """What else is not as it was: `transformers 5.17.0 → 5.23.0`."""
-    moved = []
+def _list_changed_facts(before: Usage, now: Usage) -> str:
+    """Return the facts that are not as they were: `transformers 5.17.0 → 5.23.0`."""
+    changed = []
     for name, fact in now.facts.items():
         fact_before = before.facts.get(name)
         if fact_before != fact:
-            moved.append(f"{name} {fact_before} → {fact}")
-    return ", ".join(moved) or "in the same environment"
+            changed.append(f"{name} {fact_before} → {fact}")
+    return ", ".join(changed) or "in the same environment"
 
 
 def _in_words(name: str) -> str:
-    """A category with the operation that made it; or as it is, the line of a program."""
+    """Return the name of a holder for people: a category and its operation, or the line of a program as it is."""
     category, _, operation = name.partition(": ")
     if category not in list(Category):
         return name
@@ -181,7 +188,10 @@ def _in_words(name: str) -> str:
 
 
 def read_budgets(path: Path) -> list[Budget]:
-    """The budgets of a file. Raises ConfigurationError: it cannot be read, or a budget in it makes no sense."""
+    """Read the budgets of a file.
+
+    Raises ConfigurationError: the file cannot be read, or a budget in it makes no sense.
+    """
     tables = read_toml(path, "check", EXAMPLE)
     if not tables:
         raise ConfigurationError(f"check: {path} has no budget in it. {EXAMPLE}")
@@ -189,7 +199,8 @@ def read_budgets(path: Path) -> list[Budget]:
 
 
 def _budget(name: str, table: object) -> Budget:
-    values = named(table, KEYS, f"check: {name}", "key")
+    """Return the budget that a table of the file describes."""
+    values = check_names(table, KEYS, f"check: {name}", "key")
     if not {"limit", "gpu"} <= values.keys() or ("recipe" in values) == ("script" in values):
         raise ConfigurationError(f"check: {name} has {', '.join(values) or 'nothing'}. {EXAMPLE}")
     if "script" in values:
@@ -202,38 +213,39 @@ def _budget(name: str, table: object) -> Budget:
 
 
 def judge(budgets: Iterable[Budget], lock: Path, update: bool = False) -> list[Verdict]:
-    """Predict or emulate what each budget is for, and compare it with what stands in the file `lock`.
+    """Predict or emulate the usage of each budget, and compare it with the usage in the file `lock`.
 
     Args:
-        update: what is found is stored. What was never stored is in any case.
+        update: whether the new usage is stored in place of the old one. A usage that has none before is stored anyway.
 
     Raises:
-        ConfigurationError: the file is none of these, or a program failed.
+        ConfigurationError: the file is not one that this function wrote, or a program failed.
     """
     stored: dict[str, Usage] = {}
     if lock.exists():
-        with explained(f"check: {lock} cannot be read", "Remove it: the next check writes it anew."):
+        with explain_errors(f"check: {lock} cannot be read", "Remove it: the next check writes it anew."):
             stored = LOCK.validate_json(lock.read_bytes())
     to_store = dict(stored)
     verdicts = []
     for budget in budgets:
-        need = _needed(budget)
-        verdicts.append(Verdict(budget, need, stored.get(budget.name)))
+        usage = _find_usage(budget)
+        verdicts.append(Verdict(budget, usage, stored.get(budget.name)))
         if update or budget.name not in stored:
-            to_store[budget.name] = need
+            to_store[budget.name] = usage
     if to_store != stored:
         write_whole(lock, LOCK.dump_json(to_store, indent=1).decode() + "\n")
     return verdicts
 
 
-def _needed(budget: Budget) -> Usage:
+def _find_usage(budget: Budget) -> Usage:
+    """Predict the usage of a budget's recipe, or run its program on the emulated GPU."""
     if isinstance(budget.what, Recipe):
-        return _of_prediction(predict(budget.what, budget.gpu))
+        return _usage_of_prediction(predict(budget.what, budget.gpu))
     program = emulate(shlex.split(budget.what), find_gpu(budget.gpu), timeout_s=TIME_LIMIT_S, output=sys.stderr)
-    return _of_program(budget, program)
+    return _usage_of_program(budget, program)
 
 
-def _of_prediction(prediction: Prediction) -> Usage:
+def _usage_of_prediction(prediction: Prediction) -> Usage:
     timeline = prediction.timeline
     assert timeline is not None
     lives = timeline.lives
@@ -244,13 +256,17 @@ def _of_prediction(prediction: Prediction) -> Usage:
     holders = Counter({UNUSED: peak - prediction.peak_allocated_bytes})
     for storage in np.flatnonzero(alive):
         category = categories[lives["category"][storage]]
-        maker = NUMBER.sub(".*", timeline.operations[lives["maker"][storage]])
+        maker = LAYER_NUMBER.sub(".*", timeline.operations[lives["maker"][storage]])
         holders[f"{category}: {maker}"] += int(lives["nbytes"][storage])
     facts = {"recipe": prediction.recipe_id, "source": prediction.source, "peak in": prediction.peak_phase}
     return Usage(peak, dict(holders), facts | prediction.versions)
 
 
-def _of_program(budget: Budget, program: Emulation) -> Usage:
+def _usage_of_program(budget: Budget, program: Emulation) -> Usage:
+    """Return the usage of a program that ran on the emulated GPU.
+
+    Raises ConfigurationError: the program failed before it ran out of memory, or used no GPU.
+    """
     devices = program.devices
     refused = program.refusals > 0 and not program.has_recovered
     if not devices or (program.exit_status and not refused):
@@ -260,12 +276,12 @@ def _of_program(budget: Budget, program: Emulation) -> Usage:
             f"having {used}. What it said stands above."
         )
     reserved = program.reserved_at_once_bytes
-    # that of a program that recovered may lie before
+    # A program that recovered from a refusal may have had its peak of allocated memory earlier, and above this.
     allocated = min(devices[0]["peak_allocated_bytes"], reserved)
     holders = {entry["line"]: entry["bytes"] for entry in devices[0].get("lines", [])}
     holders[UNUSED] = reserved - allocated
     facts = {"program": str(budget.what), "source": f"{DEVICE}{program.gpu.name}"}
-    if program.command[0] == sys.executable:  # another Python has other libraries
+    if program.command[0] == sys.executable:  # another Python would have other libraries
         facts |= versions()
     facts["torch"] = program.processes[0]["torch"]
     return Usage(reserved, holders, facts, refused)

@@ -1,31 +1,33 @@
-"""One set of changes to a recipe, with what it is predicted to need, as the planner and the doctor show it."""
+"""One set of changes to a recipe, with the memory that it is predicted to need. Planner and doctor both show it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from workbench.base.categories import format_bytes
 from workbench.base.result import Result
-from workbench.base.settings import changed_settings
+from workbench.base.settings import non_default_settings
 from workbench.gpus.roofline import RATES, flops, seconds
 from workbench.prediction.prediction import Prediction
 from workbench.recipe import Recipe, as_command
 from workbench.techniques import Numerics, Technique
 
-NUMERICS = tuple(Numerics)  # from the best to the worst
+NUMERICS = tuple(Numerics)  # in the order from the best to the worst
 
-# of a recipe, for a GPU's name or "cpu"; and of one rank of several, with the arguments of `predict`
+# A predictor takes a recipe and a GPU's name or "cpu", and for one rank of several the other arguments of `predict`.
 Predictor = Callable[..., Prediction]
 
 
 @dataclass(frozen=True)
 class Candidate(Result):
-    """A recipe after `changes`, predicted, against a budget.
+    """A recipe with changes, its prediction, and its budget.
 
     Args:
-        recipe: with the changes in it.
-        budget_bytes: what it may need.
-        compared_with: the recipe without the changes, for what they save and cost; None: this one.
-        options: what `command` says besides the recipe.
+        recipe: the recipe after the changes.
+        changes: the techniques that were added or set.
+        predicted: the prediction of the recipe.
+        budget_bytes: the memory that the recipe may need.
+        compared_with: the candidate without the changes, against which they save and cost; None is this one.
+        options: the part of `command` after the recipe.
     """
 
     recipe: Recipe
@@ -51,16 +53,17 @@ class Candidate(Result):
 
     @property
     def needed_bytes(self) -> int:
-        """All that the device must give (`Prediction.need_bytes`)."""
+        """The memory that the device must have (`Prediction.need_bytes`)."""
         return self.predicted.need_bytes
 
     @property
     def headroom_bytes(self) -> int:
+        """The part of the budget that is left; negative if the recipe does not fit."""
         return self.budget_bytes - self.needed_bytes
 
     @property
     def room(self) -> str:
-        """How far it is from the budget, in words: `3.1 GiB to spare`."""
+        """The distance from the budget, in words: `3.1 GiB to spare`."""
         return room_in_words(self.headroom_bytes)
 
     @property
@@ -69,7 +72,7 @@ class Candidate(Result):
 
     @property
     def before(self) -> "Candidate":
-        """The recipe without the changes."""
+        """The candidate without the changes."""
         return self.compared_with or self
 
     @property
@@ -78,12 +81,13 @@ class Candidate(Result):
 
     @property
     def extra_compute(self) -> float:
-        """In floating-point operations of all steps: 0.33 is a third more than the recipe without the changes."""
+        """The additional floating-point operations of all steps: 0.33 is a third more than without the changes."""
         return self._extra(flops)
 
     @property
     def extra_time(self) -> float:
-        """The same in seconds on this device: an estimate, the ratio of two lower bounds (`gpus/roofline.py`).
+        """The additional time of all steps on this device: an estimate, the ratio of two lower bounds
+        (`gpus/roofline.py`).
 
         Against 33 recipes of GPT-2 124M on an H100 it is off by a factor of 1.24 on average: in fp32 by 1.06, at worst
         1.40; in half precision by 1.5, at worst 1.9, for the card then waits for launches; and by 5.8 where
@@ -92,7 +96,7 @@ class Candidate(Result):
         return self._extra(lambda work: seconds(work, RATES[self.predicted.gpu]))
 
     def _extra(self, measure: Callable[[Mapping[str, int]], float]) -> float:
-        """Of all steps: a technique may change how many there are."""
+        """Return by which part a measure of all steps grows. A technique may change how many steps there are."""
         totals = []
         for candidate in (self.before, self):
             steps = candidate.recipe.training_arguments()["max_steps"]
@@ -102,7 +106,7 @@ class Candidate(Result):
 
     @property
     def cost(self) -> str:
-        """Operations, time, and the bytes that wait elsewhere, in words."""
+        """The additional operations and time, and the bytes that are moved, in words."""
         bus_bytes = self.predicted.work.get("bus_bytes", 0)
         moved = f", {format_bytes(bus_bytes)} moved a step" if bus_bytes else ""
         return f"{self.extra_compute:+.0%} operations, about {self.extra_time:+.0%} time (estimate){moved}"
@@ -113,13 +117,13 @@ class Candidate(Result):
 
     @property
     def numerics(self) -> Numerics:
-        """That of the change which alters the loss most."""
+        """The numerics of the change that alters the loss most."""
         return worst_numerics(self.changes)
 
     @property
     def gives_up(self) -> tuple[str, ...]:
-        """What each change costs, in the technique's own words."""
-        return given_up(self.changes)
+        """The cost of each change, in the technique's own words."""
+        return costs_of(self.changes)
 
     @property
     def label(self) -> str:
@@ -127,8 +131,8 @@ class Candidate(Result):
 
     @property
     def words(self) -> str:
-        """What to do: "Turn on …" or "Set …"."""
-        return "; ".join(_words(change, self.before.recipe) for change in self.changes)
+        """The changes as instructions: "Turn on …" or "Set …"."""
+        return "; ".join(_instruction(change, self.before.recipe) for change in self.changes)
 
     @property
     def command(self) -> str:
@@ -143,40 +147,51 @@ class Candidate(Result):
 
 
 def rank(candidate: Candidate) -> tuple[int, float, int, int]:
-    """Exact before approximate before different; then less time (to the per mille), fewer changes, less memory."""
+    """Return the key by which candidates are sorted, the best first.
+
+    Exact ones come before approximate and different ones. Then less time (to the per mille), fewer changes and less
+    memory are better.
+    """
     order = NUMERICS.index(candidate.numerics)
     return (order, round(candidate.extra_time, 3), len(candidate.changes), candidate.needed_bytes)
 
 
 def entry(candidate: Candidate, heading: str, compared: str) -> list[str]:
-    """The lines of one candidate in a list of several; `compared` says how much less, or how much to spare."""
+    """Return the lines of one candidate in a list of several.
+
+    Args:
+        compared: how much less it needs than the recipe as it is, or how much is to spare.
+    """
     need = f"{format_bytes(candidate.needed_bytes)}, {compared}; loss {candidate.numerics}; {candidate.cost}"
     return answer_lines(heading, need, candidate.gives_up, [candidate.command])
 
 
 def answer_lines(heading: str, need: str, gives_up: Iterable[str], ways: Iterable[str]) -> list[str]:
-    """What a set of changes needs and gives up, and the ways to make them, for a recipe and for a script alike."""
+    """Return the lines of a set of changes: its heading, what it needs and gives up, and the ways to make it.
+
+    Recipes and scripts of others are answered alike.
+    """
     costs = map("   gives up  {}".format, gives_up)
     return [heading, f"   needs {need}", *costs, *map("   {}".format, ways)]
 
 
 def room_in_words(headroom_bytes: int) -> str:
-    """`3.1 GiB to spare`."""
+    """Return `3.1 GiB to spare`, or `3.1 GiB too much` if the headroom is negative."""
     return f"{format_bytes(abs(headroom_bytes))} {'to spare' if headroom_bytes >= 0 else 'too much'}"
 
 
 def worst_numerics(techniques: Iterable[Technique | type[Technique]]) -> Numerics:
-    """That of the technique which alters the loss most."""
+    """Return the numerics of the technique that alters the loss most."""
     return max((technique.numerics for technique in techniques), key=NUMERICS.index, default=Numerics.EXACT)
 
 
-def given_up(techniques: Iterable[Technique]) -> tuple[str, ...]:
-    """What each costs, in its own words."""
+def costs_of(techniques: Iterable[Technique]) -> tuple[str, ...]:
+    """Return what each technique costs, in its own words."""
     return tuple(f"{technique.title}: {technique.costs} (loss: {technique.numerics})" for technique in techniques)
 
 
-def _words(change: Technique, recipe: Recipe) -> str:
-    """What to turn on, or of a technique that the recipe has already, what to set."""
+def _instruction(change: Technique, recipe: Recipe) -> str:
+    """Return what to turn on, or what to set if the recipe has the technique already."""
     settings = change.settings()
     for technique in recipe.techniques:
         if technique.name == change.name:
@@ -187,6 +202,6 @@ def _words(change: Technique, recipe: Recipe) -> str:
                     changed.append(f"{name} to {value} (now {now[name]})")
             return f"Set {change.title} {', '.join(changed)}"
     if len(settings) > 1:
-        settings = changed_settings(change)
+        settings = non_default_settings(change)
     telling = ", ".join(f"{name}={value}" for name, value in settings.items())
     return f"Turn on {change.title} with {telling}" if telling else f"Turn on {change.title}"

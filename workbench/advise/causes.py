@@ -1,7 +1,7 @@
-"""The causes that an out-of-memory message allows: each rule says its arithmetic, or nothing.
+"""The causes that an out-of-memory message allows: each rule gives its arithmetic, or nothing.
 
-A cause that is named is one that the message speaks for; a wrong one would be worse than none. The rules are held
-against messages of public threads and what these established (`tests/advise/messages.toml`).
+A rule names a cause only where the message speaks for it, since a wrong one would be worse than none. The rules are
+held against messages of public threads and what these established (`tests/advise/messages.toml`).
 """
 
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ from workbench.base.result import Result
 from workbench.measure.out_of_memory import Kind, Refusal, two_digits
 from workbench.techniques import REGISTRY, Numerics
 
-FULL = 0.9  # part of what a process can have that tensors take, from which on it is said to be full of them
-NOTEWORTHY = 0.04  # part of the card, or of what PyTorch has reserved: what holds less is no cause
-LEVER = 0.1  # of what the largest holder has; a smaller one would be enough too, and is not told
-SLACK_BYTES = 2**26  # free, and yet not to be had: a driver keeps some for itself
-CONTEXT_BYTES = 2**30  # more than CUDA's context and its libraries take of a card
-DESKTOP_BYTES = 2**31  # the same, with the windows of a desktop
+FULL = 0.9  # part of the memory that a process can have: tensors that take more are said to fill it
+NOTEWORTHY = 0.04  # part of the card, or of what PyTorch has reserved: whatever holds less is no cause
+LEVER = 0.1  # part of what the largest holder has: a holder of less is not named, though it would be enough too
+SLACK_BYTES = 2**26  # memory that is reported as free and cannot be had: a driver keeps some for itself
+CONTEXT_BYTES = 2**30  # an upper bound for CUDA's context and its libraries on a card
+DESKTOP_BYTES = 2**31  # an upper bound for these and the windows of a desktop
 PLAN = "workbench plan --gpu NAME -- python train.py tries sets of changes on an emulated card"
 
 
 @dataclass(frozen=True)
 class Cause(Result):
-    """What may have used the memory up: the arithmetic that says so, and what to try."""
+    """A possible cause: a name, the arithmetic that speaks for it, and a cure to try."""
 
     name: str
     because: str
     cure: str
     lesson: str = "15_out_of_memory"  # the notebook that goes on from here
-    held_bytes: int = 0  # what would be free without it; 0: that is not known
+    held_bytes: int = 0  # the memory that would be free without it; 0 if that is not known
     json_fields: ClassVar[tuple[str, ...]] = ("name", "because", "cure", "lesson")
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Cause(Result):
 
 
 def causes_of(message: Refusal) -> tuple[Cause, ...]:
-    """Those that the message allows."""
+    """Return the causes that a message allows, in the order of the rules."""
     causes = []
     for rule in RULES:
         cause = rule(message)
@@ -48,7 +48,7 @@ def causes_of(message: Refusal) -> tuple[Cause, ...]:
 
 
 def what_would_tell(message: Refusal) -> str:
-    """Where no cause is named: what the message leaves open, and how to find out."""
+    """Return what a message without a cause leaves open, and how to find out."""
     if message.kind is Kind.CUT:
         return (
             "These are the words of PyTorch's allocator, and its numbers are not there, from 'Tried to allocate' to "
@@ -80,26 +80,27 @@ def what_would_tell(message: Refusal) -> str:
 
 
 def is_free(message: Refusal) -> bool:
-    """The card has what was asked for."""
+    """Whether the card has as much free memory as was asked for."""
     if message.free_bytes is None or message.requested_bytes is None:
         return False
     return min(message.free_bytes, message.whole_bytes or 0) >= message.requested_bytes + SLACK_BYTES
 
 
 def beside_bytes(message: Refusal) -> int:
-    """What the process has beside PyTorch's, as far as it is known: CUDA's context, libraries, a desktop."""
+    """Return the memory that the process has beside PyTorch's, as far as it is known: CUDA's context, libraries, a
+    desktop."""
     if message.process_bytes is not None:
         return max(message.process_bytes - (message.reserved_bytes or 0), 0)
     return min(message.elsewhere_bytes or 0, DESKTOP_BYTES)
 
 
 def available_bytes(message: Refusal) -> int:
-    """Of the card, what PyTorch could have if this process were alone."""
+    """Return the part of the card that PyTorch could have if this process were alone, at least 1."""
     return max((message.whole_bytes or 0) - beside_bytes(message), 1)
 
 
 def reachable_bytes(message: Refusal) -> int:
-    """What PyTorch could still take: what is free, within the limit."""
+    """Return the memory that PyTorch could still take: the free memory, within its limit."""
     room = message.free_bytes or 0
     if message.allowed_bytes is not None:
         room = min(room, max(message.allowed_bytes - (message.reserved_bytes or 0), 0))
@@ -107,13 +108,13 @@ def reachable_bytes(message: Refusal) -> int:
 
 
 def would_be_enough(message: Refusal, size: int) -> bool:
-    """With so many bytes more the request would have fitted, and they are no trifle."""
+    """Whether the request would have fitted with so many bytes more, and they are no trifle."""
     missing = (message.requested_bytes or 0) - (message.free_bytes or 0)
     return size >= max(missing, NOTEWORTHY * (message.capacity_bytes or 0))
 
 
 def tensors_need_it_all(message: Refusal) -> bool:
-    """Tensors and the request are more than there is, or nearly as much; or a second request of this size would be."""
+    """Whether tensors and the request take all there is, or nearly so, or would with a second request of this size."""
     requested = message.requested_bytes
     allocated = message.allocated_bytes
     if requested is None or allocated is None or message.whole_bytes is None or a_cap(message):
@@ -126,6 +127,7 @@ def tensors_need_it_all(message: Refusal) -> bool:
 
 
 def the_computer(message: Refusal) -> Cause | None:
+    """Blame the computer's own memory, which the kind of the message names."""
     size = "The"
     if message.requested_bytes:
         size = f"{two_digits(message.requested_bytes)} of the"
@@ -147,6 +149,7 @@ def the_computer(message: Refusal) -> Cause | None:
 
 
 def page_locked(message: Refusal) -> Cause | None:
+    """Blame the computer's page-locked memory, for which CUDA has the same words as for the card's."""
     if message.kind is not Kind.CUDA or message.place != "page-locked memory":
         return None
     return Cause(
@@ -158,7 +161,7 @@ def page_locked(message: Refusal) -> Cause | None:
 
 
 def a_cap(message: Refusal) -> Cause | None:
-    """A limit is named, and the card has what was asked for."""
+    """Blame a cap: the message names a limit, and the card has as much free memory as was asked for."""
     if message.allowed_bytes is None or message.free_bytes is None or message.reserved_bytes is None:
         return None
     requested = message.requested_bytes or 0
@@ -175,7 +178,7 @@ def a_cap(message: Refusal) -> Cause | None:
 
 
 def what_the_line_makes(message: Refusal) -> Cause | None:
-    """A large request, on a card that is full with it, and the line of code that asked."""
+    """Blame the line of code that asked: its request is large, and the card is full with it."""
     requested = message.requested_bytes or 0
     whole = message.whole_bytes or 0
     logits = titles_against(Category.LOGITS_AND_LOSS)
@@ -198,7 +201,7 @@ def what_the_line_makes(message: Refusal) -> Cause | None:
     }
     if message.place not in places or not whole or not tensors_need_it_all(message):
         return None
-    if requested < NOTEWORTHY * whole:  # the last straw, whoever lays it
+    if requested < NOTEWORTHY * whole:  # a small request was the last straw, and any other would have been
         return None
     what, cure, lesson = places[message.place]
     share = f"{requested / whole:.0%} of {two_digits(whole)}"
@@ -206,6 +209,7 @@ def what_the_line_makes(message: Refusal) -> Cause | None:
 
 
 def a_large_request(message: Refusal) -> Cause | None:
+    """Blame a request that is larger than the card."""
     requested = message.requested_bytes or 0
     whole = message.whole_bytes or requested
     if requested <= whole or what_the_line_makes(message):
@@ -220,6 +224,7 @@ def a_large_request(message: Refusal) -> Cause | None:
 
 
 def tensors_fill_the_card(message: Refusal) -> Cause | None:
+    """Blame the tensors of the run itself, which need all there is."""
     if not tensors_need_it_all(message) or a_large_request(message) or what_the_line_makes(message):
         return None
     requested = message.requested_bytes or 0
@@ -241,7 +246,7 @@ def tensors_fill_the_card(message: Refusal) -> Cause | None:
 
 
 def left_from_before(message: Refusal) -> Cause | None:
-    """It has the numbers of too much."""
+    """Blame tensors of an earlier run: they have the same numbers as too many of this one's."""
     if tensors_fill_the_card(message) is None:
         return None
     return Cause(
@@ -253,7 +258,7 @@ def left_from_before(message: Refusal) -> Cause | None:
 
 
 def in_pieces(message: Refusal) -> Cause | None:
-    """The request would have fitted into what is free and the gaps."""
+    """Blame fragmentation: the request would have fitted into the free memory and the gaps together."""
     requested = message.requested_bytes or 0
     room = reachable_bytes(message)
     gaps = message.unallocated_bytes
@@ -272,11 +277,15 @@ def in_pieces(message: Refusal) -> Cause | None:
 
 
 def another_process(message: Refusal) -> Cause | None:
-    """Without what others hold it would have fitted. Their part is known where this process's own is."""
+    """Blame another process: without what it holds the request would have fitted.
+
+    A message that has this process's own memory has that of the others too. Otherwise both are one number.
+    """
     if message.elsewhere_bytes is None or is_free(message) or a_cap(message):
         return None
     if message.process_bytes is None:
-        if message.elsewhere_bytes <= DESKTOP_BYTES and tensors_need_it_all(message):  # which has counted that
+        # `tensors_need_it_all` has counted so much as a context and a desktop already.
+        if message.elsewhere_bytes <= DESKTOP_BYTES and tensors_need_it_all(message):
             return None
         others = message.elsewhere_bytes - CONTEXT_BYTES
         because = (
@@ -293,7 +302,8 @@ def another_process(message: Refusal) -> Cause | None:
 
 
 def another_library(message: Refusal) -> Cause | None:
-    """This process has much that is none of PyTorch's; without it, the request would have fitted."""
+    """Blame another library: this process has much memory beside PyTorch's, without which the request would have
+    fitted."""
     if message.process_bytes is None:
         process = another_process(message)
         if process is None:
@@ -327,7 +337,7 @@ RULES = (
 
 
 def against_gaps() -> str:
-    """The variables with which the allocator leaves fewer gaps, as in front of a command."""
+    """Return the variables with which the allocator leaves fewer gaps, as they stand in front of a command."""
     settings = []
     for technique in REGISTRY.values():
         if technique().allocator_settings():
@@ -336,7 +346,11 @@ def against_gaps() -> str:
 
 
 def titles_against(*categories: Category, exact: bool = True) -> str:
-    """Those of the techniques that shrink one of these categories; `exact`: and leave the loss as it is."""
+    """Return the titles of the techniques that shrink one of these categories.
+
+    Args:
+        exact: whether to name only techniques that leave the loss as it is.
+    """
     titles = []
     for technique in REGISTRY.values():
         if {*categories} & {*technique.attacks} and (technique.numerics is Numerics.EXACT or not exact):

@@ -1,10 +1,10 @@
 """Records side by side: what each recipe saves against the baseline, what it costs, and which ones are worth it.
 
-Only runs that compare are put into one table: same model, text, batch, length, steps, dropout, world (device, threads,
-number of ranks) and source of the memory figures, and without a memory cap, under which speed may be unknown. Several
-seeds of a recipe become one row; loss differences inside the seed-to-seed spread are ties, and a verdict on them needs
-learning rates that were searched (`workbench.advise.fair`). Speeds are compared run by run, each with the baseline's
-run beside it in time, and not where other programs took processors from one of them.
+Only comparable runs are put into one table. They have the same model, text, batch, length, steps, dropout, world
+(device, threads, number of ranks) and source of the memory figures, and no memory cap, under which speed may be
+unknown. Several seeds of a recipe become one row. Loss differences inside the seed-to-seed spread are ties, and a
+verdict on them needs learning rates that were searched (`workbench.advise.fair`). Speeds are compared run by run, each
+with the baseline's run beside it in time, and not where other programs took processors from one of them.
 """
 
 import numpy as np
@@ -21,22 +21,23 @@ BASELINE = "baseline"
 MEASURED = ["peak_allocated_bytes", "trainable_parameters", "learning_rate"]
 WITHOUT_VALUES = "an emulated GPU computes no values"
 BY_CATEGORY = [f"{category}_bytes" for category in Category]
-# what was moved out of the device
+# Columns of what was moved out of the device, and their titles.
 ELSEWHERE = {"peak_host_bytes": "in host memory", "peak_disk_bytes": "on disk"}
-# of the seed with the largest peak
+# Columns that a row takes from the seed with the largest peak.
 KEPT = [*MEASURED, "techniques", "memory_source", *BY_CATEGORY, *ELSEWHERE]
 
-# of the processors' time, taken by others: 0.03 on two quiet cores, 0.34 beside one busy process
+# Part of the processors' time that other programs may take from a timed run. It was 0.03 on two quiet cores, and 0.34
+# beside one busy process.
 DISTURBED = 0.1
-# between the beginnings of two runs that are timed beside each other; or twice the time of the steps
+# Seconds between the beginnings of two runs that are compared in speed, at most; or twice the time of the steps.
 BESIDE_S = 120.0
 
 
 def compare(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a recipe, from a frame of `records()`, the smallest peak first.
+    """Return a table with one row for each recipe of `records()`, the smallest peak first.
 
-    Of several comparable groups, the one with the newest run is taken, of those with a baseline. Of several runs
-    with one seed, the newest counts; of several learning rates, the one that was searched. Columns:
+    Of several groups of comparable runs, the one with the newest run is taken among those that have a baseline. Of
+    several runs with one seed, the newest counts; of several learning rates, the one that was searched. Columns:
     `peak_allocated_bytes`, `saved_bytes`, `saved_fraction`, `held_out_loss` (mean over seeds), `held_out_loss_spread`
     (largest minus smallest; missing with one seed), `loss_difference`, `loss_verdict`, `rate_searched`, `tokens_per_s`
     (median), `speed_ratio` (median over the runs, each against the baseline's run with its seed that is nearest in
@@ -46,11 +47,11 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
     `peak_disk_bytes`, missing where nothing was moved out of the device. What the rows have in common is in `.attrs`.
 
     Raises:
-        ConfigurationError: no finished run, or none of them without techniques.
+        ConfigurationError: there is no finished run, or none of them is without techniques.
     """
     group = _newest_group(frame)
     runs = group.sort_values("created_at").drop_duplicates(["label", "learning_rate", "seed"], keep="last")
-    speeds = _beside(runs, group[group["label"] == BASELINE])
+    speeds = _compare_speeds(runs, group[group["label"] == BASELINE])
     table = _summary(runs).join(speeds).fillna({"pairs": 0, "timing": ""})
     base = table.loc[BASELINE]
     table["saved_bytes"] = base["peak_allocated_bytes"] - table["peak_allocated_bytes"]
@@ -63,10 +64,11 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def unranked(frame: pd.DataFrame) -> pd.DataFrame:
-    """The newest run of each recipe that has no `ok` run in the group that `compare` takes: label, status, reason."""
+def list_unranked(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return label, status and reason of each recipe that has no `ok` run in the group that `compare` takes: those of
+    its newest run."""
     group = _newest_group(frame)
-    # a run that failed early has no source
+    # A run that failed early has no source of its memory figures.
     same = group[SAME].drop(columns="memory_source").drop_duplicates()
     others = frame[(frame["status"] != Status.OK) & ~frame["label"].isin(group["label"])]
     others = others.merge(same).sort_values("created_at")
@@ -74,8 +76,13 @@ def unranked(frame: pd.DataFrame) -> pd.DataFrame:
     return newest[["status", "error"]].rename(columns={"error": "reason"})
 
 
-def _beside(runs: pd.DataFrame, bases: pd.DataFrame) -> pd.DataFrame:
-    """By label: speed ratios of runs to the baseline's beside them, or why there are none."""
+def _compare_speeds(runs: pd.DataFrame, bases: pd.DataFrame) -> pd.DataFrame:
+    """Return by label the speed of runs against the baseline's runs beside them, or why there is no such ratio.
+
+    Args:
+        runs: all runs of the group.
+        bases: those of the baseline.
+    """
     columns = ["seed", "created_at", "tokens_per_s", "contended_share"]
     both = runs.merge(bases[columns], on="seed").dropna(subset=["tokens_per_s_x", "tokens_per_s_y"])
     gap = (both["created_at_x"] - both["created_at_y"]).dt.total_seconds().abs()
@@ -90,7 +97,7 @@ def _beside(runs: pd.DataFrame, bases: pd.DataFrame) -> pd.DataFrame:
 
 
 def _newest_group(frame: pd.DataFrame) -> pd.DataFrame:
-    """What is comparable with the newest run, or with the newest before it that has a baseline."""
+    """Return the runs that are comparable with the newest one, or with the newest before it that has a baseline."""
     ok = frame[(frame["status"] == Status.OK) & frame["memory_cap_bytes"].isna()].dropna(subset=MEASURED)
     groups = []
     for _, group in ok.groupby(SAME, dropna=False):
@@ -104,7 +111,7 @@ def _newest_group(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _summary(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row a recipe, over its seeds. The memory figures are of the seed with the largest peak."""
+    """Return one row for each recipe, over its seeds. The memory figures are of the seed with the largest peak."""
     rates = runs.sort_values(["rate_searched", "created_at"]).groupby("label")["learning_rate"].last()
     runs = runs[runs["learning_rate"] == runs["label"].map(rates)]
     recipes = runs.groupby("label")
@@ -118,10 +125,14 @@ def _summary(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def verdict(row: pd.Series, base: pd.Series) -> str:
-    """`same` to six digits; else `not searched` without a search for both learning rates, `?` with one seed, `tie`
-    within the larger of the two spreads, `better` or `worse`."""
+    """Compare the loss of a recipe with the baseline's.
+
+    Losses are the `same` if they agree to six digits. Otherwise the verdict is `?` with one seed, `not searched`
+    without a search for both learning rates, `tie` within the larger of the two spreads, and else `better` or `worse`.
+    The baseline itself, and a recipe without a loss, have none.
+    """
     difference = row["loss_difference"]
-    # unknown if one of them is
+    # NumPy's maximum is missing if one of the spreads is, which is what a verdict needs.
     spread = np.maximum(row["held_out_loss_spread"], base["held_out_loss_spread"])
     if row.name == BASELINE or pd.isna(difference):
         return ""
@@ -139,14 +150,14 @@ def verdict(row: pd.Series, base: pd.Series) -> str:
 
 
 def comparison_text(table: pd.DataFrame, others: pd.DataFrame | None = None) -> str:
-    """The columns that people read, what the rows have in common, and what is not among them.
+    """Return the columns that people read as text, with a caption, and the recipes that are not ranked.
 
     Args:
-        others: what `unranked` found.
+        others: the table of `list_unranked`.
     """
     columns = {
         "peak": table["peak_allocated_bytes"].map(format_bytes),
-        # no minus before a zero
+        # Adding zero takes the minus from a negative zero.
         "saves": (table["saved_fraction"].round(2) + 0).map("{:.0%}".format),
     }
     for column, title in ELSEWHERE.items():
@@ -184,7 +195,7 @@ def _speed(row: pd.Series) -> str:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """What the rows have in common, in one line."""
+    """Return one line with all that the rows have in common."""
     facts = table.attrs
     count = table["seeds"].max()
     seeds = f"{count} seeds" if count > 1 else "1 seed"

@@ -1,4 +1,4 @@
-"""`read_crash(path)`: what a crashed person has, be it a pasted message, a log, a notebook or a memory snapshot."""
+"""`read_crash(path)`: the causes of a crash, from a pasted message, a log, a notebook or a memory snapshot."""
 
 import codecs
 import json
@@ -15,9 +15,9 @@ from workbench.base.errors import ConfigurationError
 from workbench.base.result import Result
 from workbench.gpus.snapshot import DeviceSnapshot, Snapshot, read_snapshot
 
-PICKLE = b"\x80"  # with which a pickle begins
-OLDER = "before the history begins"
-# what a snapshot calls a kind of memory, and the category that techniques attack
+PICKLE = b"\x80"  # the first byte of a pickle
+OLDER = "before the history begins"  # a snapshot's kind of the memory that is older than its history
+# Kinds of memory in a snapshot, and for each the category that techniques attack.
 KINDS = {
     "optimizer": Category.OPTIMIZER_STATES,
     "weights": Category.WEIGHTS,
@@ -28,10 +28,13 @@ KINDS = {
 
 
 def read_crash(name: str) -> Result:
-    """The causes that a file, or for `-` standard input, allows.
+    """Read the causes that a file allows.
+
+    Args:
+        name: the file; `-` is standard input.
 
     Raises:
-        ConfigurationError: there is no out-of-memory message in it; or it is a pickle, and no memory snapshot.
+        ConfigurationError: the file has no out-of-memory message in it, or is a pickle and no memory snapshot.
     """
     content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     if not content.startswith(PICKLE):
@@ -42,7 +45,10 @@ def read_crash(name: str) -> Result:
 
 
 def _text(content: bytes) -> str:
-    """Of a notebook, what its failed cells printed. Windows' PowerShell writes logs in UTF-16."""
+    """Decode a file. A notebook becomes the output of its failed cells.
+
+    Windows' PowerShell writes logs in UTF-16.
+    """
     encoding = "utf-8"
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"
@@ -60,13 +66,14 @@ def _text(content: bytes) -> str:
 
 @dataclass(frozen=True)
 class CrashSnapshot(Result):
-    """A memory snapshot, and what used the memory up: unlike a message it knows when and where each tensor was made."""
+    """A memory snapshot with its causes. Unlike a message, it knows when and where each tensor was made."""
 
     snapshot: Snapshot
     json_fields = ("causes",)
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
+        """The causes on all devices: for each fragmentation, older tensors and the largest kind, where they apply."""
         causes = []
         for device in self.snapshot.devices:
             causes += [no_piece_is_large_enough(device), older_than_the_history(device), largest_kind(device)]
@@ -76,12 +83,13 @@ class CrashSnapshot(Result):
         return "\n".join(["Causes, as far as the snapshot tells", *map(str, self.causes), "", str(self.snapshot)])
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; bytes are integers."""
+        """Return a JSON-ready dictionary; bytes are integers."""
         return self.snapshot.to_dict() | super().to_dict()
 
 
 def no_piece_is_large_enough(device: DeviceSnapshot) -> Cause | None:
-    refused = max(device.refused, default=0)
+    """Blame fragmentation: the request would have fitted into the free memory, had that been in one piece."""
+    refused = max(device.refused_bytes, default=0)
     free = device.reserved_bytes - device.bytes_in_use
     if not device.largest_free_bytes < refused <= free:
         return None
@@ -93,6 +101,7 @@ def no_piece_is_large_enough(device: DeviceSnapshot) -> Cause | None:
 
 
 def older_than_the_history(device: DeviceSnapshot) -> Cause | None:
+    """Blame tensors that are older than the snapshot's history."""
     size = device.kinds[OLDER]
     if not device.events or size < NOTEWORTHY * device.peak_bytes:
         return None
@@ -105,16 +114,17 @@ def older_than_the_history(device: DeviceSnapshot) -> Cause | None:
 
 
 def largest_kind(device: DeviceSnapshot) -> Cause | None:
-    sizes = [(size, part) for part, size in device.kinds.items() if part in KINDS]
+    """Blame the kind of memory that is largest at the peak."""
+    sizes = [(size, kind) for kind, size in device.kinds.items() if kind in KINDS]
     if not sizes or not device.events:
         return None
-    size, part = max(sizes)
+    size, kind = max(sizes)
     line, at_line = device.lines.most_common(1)[0]
     because = (
-        f"The largest part of the peak is {part}: "
+        f"The largest part of the peak is {kind}: "
         f"{format_bytes(size)} of {format_bytes(device.peak_bytes)}. "
         f"The line with most of it all: {line}, {format_bytes(at_line)}."
     )
-    if not device.refused:
+    if not device.refused_bytes:
         because += " No request was refused in its history."
-    return Cause("too much", because, f"{titles_against(KINDS[part], exact=False)}.", "14_planner")
+    return Cause("too much", because, f"{titles_against(KINDS[kind], exact=False)}.", "14_planner")

@@ -1,14 +1,14 @@
 """`diagnose(record)`: why a run ran out of memory, and the smallest single changes that are predicted to fit.
 
-The cause is read off the record: each rule says what it finds, or nothing. The changes are found by the planner's
-search, limited to one change, which may be another setting of a technique that the recipe has already. No technique is
-known here by name.
+The cause is read off the record: each rule makes a sentence of it, or none. The planner's search finds the changes,
+limited to one, which may be another setting of a technique that the recipe has already. No technique is known here by
+name.
 """
 
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from workbench.advise.candidate import Candidate, Predictor, entry, rank
@@ -17,7 +17,7 @@ from workbench.base.categories import Phase, format_bytes
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.base.operations import operation_in_words
 from workbench.base.result import Result
-from workbench.gpus.catalogue import MIB, Gpu, of_device
+from workbench.gpus.catalogue import MIB, Gpu, recognize_gpu
 from workbench.gpus.emulator.card import DEVICE
 from workbench.journal.record import Record, Status, read_all
 from workbench.prediction import predict as prediction
@@ -25,9 +25,9 @@ from workbench.prediction.prediction import Prediction
 from workbench.recipe import Recipe, as_command
 from workbench.techniques import REGISTRY
 
-MARGIN = 0.1  # asked of a change where the prediction says that the recipe fits as it is, but the run has not
-EMULATED = "(emulated)"  # ends the name that such a card gives itself (workbench/gpus/emulator/card.py)
-NOTEWORTHY = 0.01  # part of the room: less than this, alive before the run, is not mentioned
+MARGIN = 0.1  # part of its need that a change must save where the recipe is predicted to fit, and the run did not
+EMULATED = "(emulated)"  # the end of an emulated GPU's own name (workbench/gpus/emulator/card.py)
+NOTEWORTHY = 0.01  # part of the room: tensors of less than this, alive before the run, are not mentioned
 RELEASE = (
     "workbench.release() drops the last exception's frames and the results of cells (Out, _); `del` your own "
     "variables: models, optimizers, trainers, losses that still have their graph."
@@ -35,15 +35,15 @@ RELEASE = (
 
 
 def diagnose(record: Record, *, among: Iterable[str] | None = None, predict: Predictor | None = None) -> "Diagnosis":
-    """Why this run ran out of memory, and which single changes are predicted to fit.
+    """Say why a run ran out of memory, and which single changes are predicted to fit.
 
     Args:
-        record: of the status `oom`.
+        record: the record of a run, with the status `oom`.
         among: names of the techniques to choose from; by default all there are. Each costs a prediction or a few.
-        predict: another predictor than `workbench.predict`.
+        predict: a predictor in the place of `workbench.predict`.
 
     Raises:
-        ConfigurationError: the record is of another status; or a name in `among` is not known.
+        ConfigurationError: the record has another status, or a name in `among` is unknown.
     """
     if record.status is not Status.OOM:
         raise ConfigurationError(
@@ -57,10 +57,10 @@ def diagnose(record: Record, *, among: Iterable[str] | None = None, predict: Pre
 
 
 def newest_out_of_memory(record_id: str | None = None) -> Record:
-    """The record of that id, or the newest that ran out of memory.
+    """Return the record with an id, or by default the newest of a run that ran out of memory.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: there is no such record.
     """
     pattern = rf'"status"\s*:\s*"{Status.OOM}"'
     missing = "no run that ran out of memory on record"
@@ -73,26 +73,29 @@ def newest_out_of_memory(record_id: str | None = None) -> Record:
     return records[-1]
 
 
-def cause(record: Record) -> str:
-    """Why it ran out of memory, as far as the record says it: no prediction is made."""
-    return Diagnosis(record).cause
-
-
 class Diagnosis(Result):
-    """Why a run ran out of memory, and what to change. Bytes are those at the moment of the failure; None: not known.
+    """The reasons why a run ran out of memory, and the changes that help.
+
+    It begins with the record alone, from which `cause` is read; `look_for_changes` adds the predictions. Bytes are
+    those at the moment of the failure; None means that they are not known.
 
     Attributes:
-        phase: where it failed, which is not always where the peak was: after the last step, only evaluation is left.
+        phase: the phase in which it failed. The peak's may be another: after the last step only evaluation is left.
         largest_category, largest_bytes: the largest part of the peak.
-        held_bytes: what was alive when the request came.
-        room_bytes: the cap; else the memory of the GPU; else what was in use when the request was refused.
-        before_bytes: what was alive before the run; `counted_bytes` of it took their part of the room.
-        unused_bytes: reserved by PyTorch's allocator and not in use.
-        fragmented: the request would have fitted into what was unused, had that been in one piece.
-        predicted_bytes: what the recipe is predicted to need on `predicted_for`; `predict` calls that `predicted_on`.
-        changes: single changes that fit, the best first. Where no single one does, `closest` comes nearest, and
-            `plan_command` looks for several.
-        note: why there are no predictions, or what they miss.
+        gpu: the card of the run; None if it is a CPU or unknown.
+        predicted_for: the device of the predictions, for people.
+        gpu_name: the device of the predictions, as `predict` calls it.
+        requested_bytes: the request that was refused.
+        held_bytes: the tensors that were alive when the request came.
+        room_bytes: the memory cap; else the memory of the device; else what was in use when the request was refused.
+        before_bytes: the tensors that were alive before the run.
+        counted_bytes: the part of them that counts against the room.
+        unused_bytes: the memory that PyTorch's allocator had reserved and that was not in use.
+        fragmented: whether the request would have fitted into the unused memory, had that been in one piece.
+        predicted_bytes: the memory that the recipe is predicted to need.
+        changes: single changes that fit, the best first.
+        closest: the change that needs least, where no single one fits. `plan_command` looks for several.
+        note: the reason why there are no predictions, or why the recipe is predicted to fit.
     """
 
     json_fields = (
@@ -129,13 +132,13 @@ class Diagnosis(Result):
         self.kind = record.device_kind or "cpu"
         self.gpu: Gpu | None = None
         self.predicted_for = THIS_CPU
-        self.predicted_on = prediction.CPU
+        self.gpu_name = prediction.CPU
         if self.kind == "cuda":
-            self.gpu = of_device(record.device_name, record.device_bytes)
+            self.gpu = recognize_gpu(record.device_name, record.device_bytes)
         if self.gpu:
             self.predicted_for = self.gpu.title
-            self.predicted_on = self.gpu.name
-        # an early failure has no memory source, but every record has the name of the device
+            self.gpu_name = self.gpu.name
+        # An early failure has no memory source, but every record has the name of the device.
         self.emulated = record.device_name.endswith(EMULATED)
 
         self.requested_bytes = record.requested_bytes
@@ -146,10 +149,13 @@ class Diagnosis(Result):
         elif record.reserved_at_failure_bytes is not None:
             self.unused_bytes = record.reserved_at_failure_bytes - self.held_bytes
         self.fragmented = self.kind == "cuda" and 0 < (record.requested_bytes or 0) <= self.unused_bytes
-        self.room_bytes = self._room()
+        self.room_bytes = record.memory_cap_bytes or record.device_bytes
+        if not self.room_bytes and self.gpu:
+            self.room_bytes = self.gpu.memory_bytes
+        self.room_bytes = self.room_bytes or self.held_bytes
         self.before_bytes = record.before_bytes
         self.counted_bytes = record.before_bytes or 0
-        if self.kind != "cuda" and record.memory_cap_bytes is not None:  # such a cap counts the run's own alone
+        if self.kind != "cuda" and record.memory_cap_bytes is not None:  # such a cap counts the run's own tensors alone
             self.counted_bytes = 0
 
         self.predicted_bytes: int | None = None
@@ -157,15 +163,12 @@ class Diagnosis(Result):
         self.closest: Candidate | None = None
         self.note = ""
 
-    def _room(self) -> int | None:
-        room_bytes = self.record.memory_cap_bytes or self.record.device_bytes
-        if not room_bytes and self.gpu:
-            return self.gpu.memory_bytes
-        return room_bytes or self.held_bytes
-
     @property
     def budget_bytes(self) -> int | None:
-        """What a recipe may need, its context included: a cap is one for the allocator and leaves the context out."""
+        """The memory that a recipe may need, CUDA's context included; None if the room is not known.
+
+        A memory cap is one for the allocator, and leaves the context out.
+        """
         if self.room_bytes is None or (self.kind == "cuda" and self.gpu is None):
             return None
         room_bytes = self.room_bytes
@@ -175,11 +178,23 @@ class Diagnosis(Result):
         return max(room_bytes - self.counted_bytes, 1)
 
     def look_for_changes(self, predictor: Predictor, offered: Families) -> None:
+        """Predict the recipe and single changes to it, and keep those that fit, or the one that comes closest."""
         if self.budget_bytes is None:
             self.note = "Nobody knows how much memory there was, so nothing can be predicted."
             return
+
+        def predict(changed: Recipe) -> Prediction:
+            return predictor(changed, self.gpu_name)
+
         try:
-            candidates = single_changes(self, self.budget_bytes, predictor, offered)
+            baseline = Candidate(self.recipe, (), predict(self.recipe), self.budget_bytes)
+            self.predicted_bytes = baseline.needed_bytes
+            if baseline.fits:
+                self.note = (
+                    f"Predicted to fit as it is, with {format_bytes(baseline.headroom_bytes)} to spare: something else "
+                    f"takes memory, see below. The changes need at least {MARGIN:.0%} less than the recipe as it is."
+                )
+            candidates = single_changes(self, baseline, predict, offered)
         except (ConfigurationError, UnavailableError) as error:
             self.note = f"No prediction helps: {error}"
             return
@@ -190,12 +205,12 @@ class Diagnosis(Result):
 
     @property
     def cause(self) -> str:
-        """A sentence a line: what each rule finds in the record."""
+        """The sentences that the rules make of the record, one a line."""
         return "\n".join(filter(None, [rule(self) for rule in RULES]))
 
     @property
     def options(self) -> str:
-        """With which a change runs on the same kind of device, under the same cap."""
+        """The options of the command line with which a change runs on the same kind of device, under the same cap."""
         options = f"--device {self.kind}"
         if self.gpu and self.emulated:
             options = f"--device {DEVICE}{self.gpu.name}"
@@ -208,20 +223,20 @@ class Diagnosis(Result):
 
     @property
     def plan_command(self) -> str:
-        """Looks for sets of changes within the same room. Empty where the room is not known."""
+        """The command that looks for sets of changes within the same room; empty where the room is not known."""
         if self.budget_bytes is None:
             return ""
         command = shlex.split(as_command(self.recipe))
         command[command.index("run")] = "plan"
-        return shlex.join([*command, "--gpu", self.predicted_on, "--budget", f"{self.budget_bytes}B"])
+        return shlex.join([*command, "--gpu", self.gpu_name, "--budget", f"{self.budget_bytes}B"])
 
     @property
     def checklist(self) -> tuple[str, ...]:
-        """What holds tensors in this process, and how to let go of them."""
+        """The names that hold tensors in this process, and how to free them."""
         if self.emulated:
             return ("An emulated GPU is the run's own: nothing else takes its memory.",)
         lines = []
-        if "torch" in sys.modules:  # to import it takes seconds, and without it there are no tensors
+        if "torch" in sys.modules:  # importing it takes seconds, and without it there are no tensors
             from workbench.advise.leaks import holders
 
             lines = [f"{name} holds {format_bytes(size)} now" for name, size in holders(self.kind)]
@@ -232,7 +247,7 @@ class Diagnosis(Result):
         return (*lines, RELEASE, "Restarting the kernel frees all of it.")
 
     def __str__(self) -> str:
-        lines = [f"record {self.record_id}", "", "Cause", *_indented(self.cause.splitlines()), "", "What to change"]
+        lines = [f"record {self.record_id}", "", "Cause", *_indent(self.cause.splitlines()), "", "What to change"]
         if self.note:
             lines.append(f"  {self.note}")
         elif self.predicted_bytes is not None:
@@ -245,19 +260,19 @@ class Diagnosis(Result):
             lines += ["", "  No single change is enough. The closest:", "", *_lines(self.closest)]
         if not self.changes:
             lines += ["", "  For several changes together:", f"     {self.plan_command}"]
-        return "\n".join([*lines, "", "If it should have fitted", *_indented(f"- {line}" for line in self.checklist)])
+        return "\n".join([*lines, "", "If it should have fitted", *_indent(f"- {line}" for line in self.checklist)])
 
 
-def _indented(lines: Iterable[str]) -> list[str]:
+def _indent(lines: Iterable[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
 def _lines(candidate: Candidate, number: str = "") -> list[str]:
     less = f"{format_bytes(candidate.saved_bytes)} less"
-    return _indented(entry(candidate, number + candidate.words, less))
+    return _indent(entry(candidate, number + candidate.words, less))
 
 
-# ---- the cause: each rule says what it finds, or nothing ----
+# ---- the cause: each rule makes a sentence of the record, or none ----
 
 
 def where_it_ended(diagnosis: Diagnosis) -> str:
@@ -325,7 +340,7 @@ RULES = (where_it_ended, what_was_refused, what_held_most, what_was_in_pieces, w
 
 
 class SmallerEvaluation(Candidate):
-    """The recipe with fewer sequences evaluated at once: no technique, and the loss stays the same."""
+    """A recipe that evaluates fewer sequences at once. It has no technique more, and the loss stays the same."""
 
     @property
     def label(self) -> str:
@@ -340,42 +355,45 @@ class SmallerEvaluation(Candidate):
         return ("an evaluation takes longer; training stays as it is",)
 
 
-def single_changes(diagnosis: Diagnosis, room_bytes: int, predictor: Predictor, offered: Families) -> list[Candidate]:
-    """All that fit into the room that the record had; if none does, those that were tried."""
+def single_changes(
+    diagnosis: Diagnosis,
+    baseline: Candidate,
+    predict: Callable[[Recipe], Prediction],
+    offered: Families,
+) -> list[Candidate]:
+    """Return the single changes that fit into the budget; if none does, all that were tried.
+
+    Where the recipe as it is fits, a change must save a MARGIN.
+
+    Args:
+        baseline: the recipe as it is, against the budget.
+        offered: the settings to try, by the name of their technique.
+    """
     recipe = diagnosis.recipe
-
-    def predict(changed: Recipe) -> Prediction:
-        return predictor(changed, diagnosis.predicted_on)
-
-    baseline = Candidate(recipe, (), predict(recipe), room_bytes)
-    diagnosis.predicted_bytes = baseline.needed_bytes
-    budget_bytes = room_bytes
+    budget_bytes = baseline.budget_bytes
     if baseline.fits:
-        diagnosis.note = (
-            f"Predicted to fit as it is, with {format_bytes(baseline.headroom_bytes)} to spare: something else takes "
-            f"memory, see below. The changes need at least {MARGIN:.0%} less than the recipe as it is."
-        )
         budget_bytes = int(baseline.needed_bytes * (1 - MARGIN))
 
     planned = Search(recipe, budget_bytes, predict, offered, most_changes=1, replacing=True).plan()
     candidates = list(planned.candidates)
-    if diagnosis.fragmented:  # techniques that change the allocator, and no category of memory
+    if diagnosis.fragmented:
+        # The search leaves out techniques that attack no category of memory. Some of them mend the allocator's gaps.
         present = {technique.name for technique in recipe.techniques}
         for name in offered:
             technique = REGISTRY[name]()
             if name not in present and technique.allocator_settings():
                 changed = recipe | technique
-                candidates.append(Candidate(changed, (technique,), predict(changed), room_bytes, baseline))
+                candidates.append(Candidate(changed, (technique,), predict(changed), baseline.budget_bytes, baseline))
     if diagnosis.phase == Phase.EVALUATION:
-        from workbench.training.arguments import argument_values  # which imports the Trainer: seconds
+        from workbench.training.arguments import complete_arguments  # it imports the Trainer, in seconds
 
-        size = argument_values(recipe, 0.0)["per_device_eval_batch_size"]
+        size = complete_arguments(recipe, 0.0)["per_device_eval_batch_size"]
         while size > 1:
             size //= 2
             changed = replace(recipe, evaluation_batch_size=size)
             candidate = SmallerEvaluation(changed, (), predict(changed), budget_bytes, baseline)
-            if candidate.fits:  # the most sequences that it may have at once
+            if candidate.fits:  # no larger number of sequences does
                 candidates.append(candidate)
                 break
     fitting = [candidate for candidate in candidates if candidate.fits]
-    return fitting or [*planned.tried[1:]]  # the first has no change
+    return fitting or [*planned.tried[1:]]  # the first is the recipe without changes

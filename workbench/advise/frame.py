@@ -12,17 +12,17 @@ from workbench.base.categories import Category, Phase
 from workbench.journal.record import Record, Status, read_all
 from workbench.recipe import Recipe
 
-# pandas' own types, in which a value may be missing
+# Types of pandas in which a value may be missing.
 NULLABLE = {bool: "boolean", int: "Int64", float: "Float64"}
 RECIPE_FIELDS = ("corpus", "effective_batch_size", "sequence_length", "steps", "seed", "dropout")
 LEFT_OUT = ("schema_version", "text_before", "text_after")
-# arguments that change no result
+# Arguments that change no result: two runs that differ in them are comparable.
 REPORTING = ("report_to", "run_name", "project", "trackio_space_id", "log_level")
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # OWASP, "CSV Injection"
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters of a formula: OWASP, "CSV Injection"
 
 
 def records(folder: Path | None = None) -> pd.DataFrame:
-    """All records as a tidy DataFrame, one row a run, oldest first, with typed columns.
+    """Return all records as a tidy DataFrame: one row for each run, oldest first, with typed columns.
 
     Export it with `records().to_parquet("runs.parquet")`, or for a spreadsheet with `to_csv(records(), "runs.csv")`.
     """
@@ -30,13 +30,13 @@ def records(folder: Path | None = None) -> pd.DataFrame:
 
 
 def to_frame(records: list[Record]) -> pd.DataFrame:
-    """Records as rows; numbers become nullable `Int64` and `Float64`, so that a missing one stays missing."""
+    """Return records as rows. Numbers become nullable `Int64` and `Float64`, so that a missing one stays missing."""
     columns = list(_row(Record("", "", Status.OK, {}, "", "")))
     types = {**get_type_hints(Recipe), **get_type_hints(Record), "rate_searched": bool}
     column_types = {}
     for name in columns:
         column_types[name] = _column_type(types.get(name, str))
-        # those of each category and phase are keys of a record's dictionaries, not fields
+        # The bytes of each category and phase are keys of a record's dictionaries, and have no type of a field.
         if name.endswith("_bytes"):
             column_types[name] = "Int64"
     frame = pd.DataFrame(map(_row, records), columns=columns).astype(column_types)
@@ -45,7 +45,7 @@ def to_frame(records: list[Record]) -> pd.DataFrame:
 
 
 def _row(record: Record) -> dict[str, Any]:
-    """Flat: scalars as they are, `<category>_bytes` at the peak, `<phase>_peak_bytes`."""
+    """Return a record as one flat row: scalars as they are, `<category>_bytes` at the peak, `<phase>_peak_bytes`."""
     settings = record.recipe_settings
     row: dict[str, Any] = {}
     for name, value in vars(record).items():
@@ -61,8 +61,8 @@ def _row(record: Record) -> dict[str, Any]:
     if settings.get("callbacks"):
         arguments["callbacks"] = settings["callbacks"]
     row["arguments"] = json.dumps(arguments, sort_keys=True) if arguments else ""
-    row["rate_searched"] = _searched(record.rates_tried)
-    unnamed = 0 if record.by_category else None  # a category beside others that has no number had nothing
+    row["rate_searched"] = _is_searched(record.rates_tried)
+    unnamed = 0 if record.by_category else None  # beside other categories, one without a number had nothing
     for category in Category:
         row[f"{category}_bytes"] = record.by_category.get(category, unnamed)
     for phase in Phase:
@@ -70,15 +70,15 @@ def _row(record: Record) -> dict[str, Any]:
     return row
 
 
-def _searched(tried: dict[str, float | None]) -> bool:
-    """Whether the best of the rates was found: one below it and one above it were tried too."""
-    losses = pd.Series(tried, dtype=float).fillna(math.inf)  # without a loss it diverged
+def _is_searched(tried: dict[str, float | None]) -> bool:
+    """Whether the best of the rates was found: a lower and a higher one were tried too."""
+    losses = pd.Series(tried, dtype=float).fillna(math.inf)  # a rate without a loss has diverged
     losses = losses.sort_index(key=lambda rates: rates.astype(float))
     return len(losses) > 2 and 0 < losses.argmin() < len(losses) - 1
 
 
 def _column_type(annotation: Any) -> str:
-    """The pandas type for a field of this type, which may be an optional one."""
+    """Return the pandas type for a field of this type, which may be an optional one."""
     for alternative in get_args(annotation) or (annotation,):
         if alternative in NULLABLE:
             return NULLABLE[alternative]
@@ -86,15 +86,15 @@ def _column_type(annotation: Any) -> str:
 
 
 def to_csv(frame: pd.DataFrame, path: Path | str, *, index: bool = False) -> None:
-    """Write a CSV file in which no text is a formula to a spreadsheet (`=cmd…` gets an apostrophe in front)."""
+    """Write a CSV file in which a spreadsheet takes no text for a formula (`=cmd…` gets an apostrophe in front)."""
     safe = frame.map(escape_formula)
     safe.index = safe.index.map(escape_formula)
-    # else a `\r` in a text would begin a new row
+    # Without quotes, a `\r` in a text would begin a new row.
     safe.to_csv(path, index=index, quoting=csv.QUOTE_NONNUMERIC)
 
 
 def escape_formula(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula, with an apostrophe in front; anything else as it is."""
+    """Return a text that a spreadsheet would take for a formula with an apostrophe in front, all else as it is."""
     if isinstance(value, str) and value.startswith(FORMULA):
         return f"'{value}"
     return value

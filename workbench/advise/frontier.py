@@ -1,7 +1,7 @@
-"""Which batches and lengths fit on a card, as the panel shows it.
+"""A table of the batches and lengths that fit on a card, as the panel shows it.
 
-A larger batch needs no less memory. So of each length the largest batch that fits is found by bisection, with two or
-three predictions.
+A larger batch needs no less memory. So bisection finds the largest batch that fits at each length, with two or three
+predictions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,21 +13,23 @@ from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.models.family import positions
 from workbench.recipe import Recipe
 
-LENGTHS = 5  # of a table, at least: powers of two, up to the model's positions
-BATCHES = 7  # of a table: powers of two, up to so many times the recipe's own:
-LARGEST = 8
+LENGTHS = 5  # lengths in a table, at least: powers of two, up to the model's positions
+BATCHES = 7  # batches in a table: powers of two
+LARGEST = 8  # the largest batch, as a multiple of the recipe's own
 
 
 class Row:
-    """The recipe at one length, by batch. Of its batches that were not predicted, those beyond the fitting do not fit.
+    """A row of the table: the recipe at one length, with batches of several sizes.
+
+    A batch that was not predicted does not fit if it is larger than the largest that does.
 
     Attributes:
-        recipes: by batch; not among them is a batch that a technique cannot split, or that is refused.
-        own: the recipe's own batch, if this is its length.
+        recipes: the recipe by batch. A batch that a technique cannot split, or that is refused, has none.
+        recipe_batch: the batch of the recipe itself, if this is its length; None otherwise.
         open: the batches of which it is not known yet whether they fit.
-        fits_up_to: the largest batch that was predicted to fit.
-        predicted_bytes: by batch, where one was predicted.
-        refused: why there are no more of them.
+        fits_up_to: the largest batch that was predicted to fit; 0 if none was.
+        predicted_bytes: the memory by batch, where it was predicted.
+        refused: why the largest batches were refused; empty if none was.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class Row:
         self.length = length
         self.batches = batches
         self.limit_bytes = limit_bytes
-        self.own = recipe.effective_batch_size if length == recipe.sequence_length else None
+        self.recipe_batch = recipe.effective_batch_size if length == recipe.sequence_length else None
         self.recipes: dict[int, Recipe] = {}
         for batch in batches:
             with suppress(ConfigurationError):
@@ -51,11 +53,11 @@ class Row:
         self.refused = ""
 
     def fill(self, predict: Predictor, gpu: str) -> Iterator[str]:
-        """Bisect, from the recipe's own batch on. Says before each prediction what is looked for."""
+        """Bisect, beginning with the recipe's own batch. Yield a description of each prediction before it is made."""
         while self.open:
             middle = len(self.open) // 2
-            if self.own in self.open:
-                middle = self.open.index(self.own)
+            if self.recipe_batch in self.open:
+                middle = self.open.index(self.recipe_batch)
             batch = self.open[middle]
             yield f"{batch} × {self.length} tokens"
             if self._predict(batch, predict, gpu):
@@ -65,7 +67,7 @@ class Row:
                 self.open = self.open[:middle]
 
     def _predict(self, batch: int, predict: Predictor, gpu: str) -> bool:
-        """Whether it fits. What is refused is refused to larger batches, too."""
+        """Predict a batch, and return whether it fits. A batch that is refused takes all larger ones with it."""
         try:
             needed_bytes = predict(self.recipes[batch], gpu).need_bytes
         except WorkbenchError as error:
@@ -76,6 +78,7 @@ class Row:
         return needed_bytes <= self.limit_bytes
 
     def sign(self, batch: int) -> str:
+        """Return `✓` for a batch that fits, `✗` for one that does not, `–` if there is none, `…` before it is known."""
         if batch in self.open:
             return "…"
         if batch not in self.recipes:
@@ -86,7 +89,7 @@ class Row:
 
 
 def rows_of(recipe: Recipe, limit_bytes: int) -> list[Row]:
-    """The recipe at other lengths and batches. Raises as `recipe.config` does."""
+    """Return the rows of a table: the recipe at other lengths and batches. Raises what `recipe.config` raises."""
     powers = _powers_of_two(positions(recipe.config))
     shortest = max(2, min(recipe.sequence_length, *powers[-LENGTHS:]))
     lengths = {recipe.sequence_length, *(power for power in powers if power >= shortest)}

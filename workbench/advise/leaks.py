@@ -1,4 +1,4 @@
-"""Why memory is still in use after a run: who holds the tensors, and how to free them.
+"""The names that still hold tensors after a run, and how to free them.
 
 After a failed cell IPython keeps the traceback, whose frames keep every local variable, and it keeps the result of
 every cell in `Out`. So `del trainer` alone often frees nothing.
@@ -20,19 +20,19 @@ SHOWN = 10  # names
 
 
 def holders(device_type: str = "cpu") -> list[tuple[str, int]]:
-    """The ten names under which most tensors can still be reached, with the bytes reachable from each, most first.
+    """Return the ten names under which most tensors can still be reached, with the bytes of each, most first.
 
-    Looked at are the variables and the `Out` of the main module (in Jupyter the user's own), and the frames of the
-    last exception. One tensor may count under several names: all of them have to go.
+    The names are the variables and the `Out` of the main module (in Jupyter the user's own), and those in the frames of
+    the last exception. One tensor may count under several names: all of them have to go.
     """
     sizes: Counter[str] = Counter()
     for name, root in _roots().items():
         sizes[name] = storage_bytes(_reachable(root), device_type)
-    return (+sizes).most_common(SHOWN)  # without those that hold nothing
+    return (+sizes).most_common(SHOWN)  # the plus drops names that hold nothing
 
 
 def release() -> int:
-    """Drop what IPython and the last exception keep, and give cached memory back; returns the bytes freed.
+    """Drop what IPython and the last exception keep, free cached memory, and return the bytes that were freed.
 
     The results of cells (`Out`, `_`, `__`, `___`) are dropped. Variables of your own stay: `holders()` names them.
     """
@@ -47,14 +47,14 @@ def release() -> int:
 
 
 def _shell() -> Any:
-    """The running IPython, if there is one."""
+    """Return the running IPython, or None if there is none."""
     if "IPython" not in sys.modules:
         return None
     return sys.modules["IPython"].get_ipython()
 
 
 def _roots() -> dict[str, Any]:
-    """By name, what the user's variables, the results of cells and the frames of the last exception hold."""
+    """Return by name the objects of the user's variables, the results of cells and the last exception's frames."""
     main = vars(sys.modules["__main__"])
     shell = _shell()
     hidden = {"In", "Out"}
@@ -67,13 +67,13 @@ def _roots() -> dict[str, Any]:
     roots |= {f"Out[{number}]": value for number, value in main.get("Out", {}).items()}
     for name in ("last_exc", "last_value"):
         for frame in frames_of(getattr(sys, name, None)):
-            if frame.f_code.co_name != "<module>":  # whose variables are those of the main module
+            if frame.f_code.co_name != "<module>":  # a module's frame has the variables of the module itself
                 roots[f"local variables of {frame.f_code.co_name}(), in the last exception"] = dict(frame.f_locals)
     return {name: root for name, root in roots.items() if not isinstance(root, _NOT_FOLLOWED)}
 
 
 def _reachable(root: Any) -> Iterator[Any]:
-    """An object and all that it refers to, directly or through others; modules, classes and functions are left out."""
+    """Yield an object and all that it refers to, directly or through others, but no modules, classes and functions."""
     seen = {id(root)}
     waiting = [root]
     while waiting:
@@ -97,8 +97,8 @@ def _forget() -> None:
     shell = _shell()
     if shell:
         shell.displayhook.flush()  # Out, _, __ and ___
-        shell.last_execution_result = None  # which holds the exception too
+        shell.last_execution_result = None  # it holds the exception too
         for name in ("_", "__", "___"):
             shell.user_ns.pop(name, None)
-            # IPython notes here, with the value, what it put there itself
+            # IPython notes in `user_ns_hidden`, with the value, what it has put into the user's variables itself.
             shell.user_ns_hidden.pop(name, None)

@@ -1,7 +1,7 @@
-"""`read_message(text)`: what an out-of-memory message says, number by number, and which causes that allows.
+"""`read_message(text)`: the numbers of an out-of-memory message, and the causes that they allow.
 
-The causes are told from the message alone, and from the line of code before it. Where several fit, all are told; where
-none does, what would tell.
+The causes follow from the message alone, and from the line of code before it. Where several fit, all are named. Where
+none does, the answer says how to find out.
 """
 
 from collections.abc import Iterator
@@ -16,20 +16,20 @@ from workbench.measure.out_of_memory import Refusal, numbers_in, two_digits
 
 
 def read_message(text: str) -> "ErrorMessage":
-    """What the first out-of-memory message in a text says, be it that message alone, a traceback or a log.
+    """Read the first out-of-memory message in a text, which may be that message alone, a traceback or a log.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: the text has no such message.
     """
     return ErrorMessage(**numbers_in(text), moment=moment_of(text))
 
 
 @dataclass(frozen=True)
 class ErrorMessage(Refusal, Result):
-    """The numbers of a message, and what follows from them.
+    """The numbers of a message, and the causes that follow from them.
 
     Attributes:
-        moment: what was being done, a sentence; empty if no traceback says it.
+        moment: a sentence about what the run was doing; empty if no traceback says it.
     """
 
     moment: str = ""
@@ -38,12 +38,13 @@ class ErrorMessage(Refusal, Result):
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
-        """Those that the message allows, each with its arithmetic. Several: it does not tell them apart."""
+        """The causes that the message allows, each with its arithmetic. It does not tell several of them apart."""
         return causes_of(self)
 
     @property
     def note(self) -> str:
-        """Whose a process is that the message names by its number, where the card has no room for two of them."""
+        """A sentence about a process that the message names by its number and that must be this one, since the card has
+        no room for two of them; else empty."""
         for size in self.others_bytes:
             if size + (self.reserved_bytes or 0) > (self.capacity_bytes or size):
                 return (
@@ -70,7 +71,7 @@ class ErrorMessage(Refusal, Result):
         return "\n".join(lines)
 
     def _numbers(self) -> Iterator[str]:
-        """Those that are known."""
+        """Yield a line for each number that is known."""
         numbers = (
             ("the request that was refused", self.requested_bytes),
             ("the card has", self.capacity_bytes),
@@ -86,5 +87,5 @@ class ErrorMessage(Refusal, Result):
                 yield f"  {title:42} {two_digits(size):>10}"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return a JSON-ready dictionary."""
         return {**asdict(self), **super().to_dict(), "what_would_tell": what_would_tell(self)}

@@ -1,4 +1,4 @@
-"""In which moment of a run an out-of-memory message came: by the functions that its traceback names."""
+"""The moment of a run in which an out-of-memory message came, told from the functions that its traceback names."""
 
 import re
 from typing import NamedTuple
@@ -8,19 +8,19 @@ LOADING = ("Loading the model",)
 STEPPING = ("The first step", "Later, or more than before")
 AROUND = ("Evaluating, saving, resuming, running again",)
 
-# a frame as Python, IPython and rich write it: `trainer.py", line 9, in train`, `trainer.py:9, in Trainer.train(`
+# A frame, as Python, IPython and rich write it: `trainer.py", line 9, in train`, `trainer.py:9, in Trainer.train(`.
 FRAME = re.compile(r"([^\s\"]*)\.py\"?(?:, line \d+|:\d+)?,? in ([\w.]+)")
 MESSAGE = re.compile(r"out\s+of\s+memory|not enough memory", re.IGNORECASE)
 TRACEBACK = "Traceback (most recent call last)"
 
 
 class Moment(NamedTuple):
-    """What was being done.
+    """A moment of a run.
 
     Attributes:
-        doing: in words.
-        functions: whoever does it goes through one of these: PyTorch's, transformers', PEFT's, TRL's.
-        sections: of the page of symptoms.
+        doing: what the run does then, as the end of a sentence.
+        functions: the functions that are called for it, of PyTorch, transformers, PEFT and TRL: one of them is enough.
+        sections: the sections of the page of symptoms that go on from there.
     """
 
     doing: str
@@ -28,7 +28,7 @@ class Moment(NamedTuple):
     sections: tuple[str, ...]
 
 
-# the first in this order counts: an evaluation's forward pass is an evaluation
+# The first of these that fits counts: the forward pass of an evaluation is an evaluation.
 MOMENTS = (
     Moment(
         "while a model was prepared for QLoRA",
@@ -57,13 +57,13 @@ MOMENTS = (
 
 
 def moment_of(text: str) -> str:
-    """Of the first message in a text and the traceback before it: what was being done, and where the page of symptoms
-    goes on from there. Empty, where no traceback says it."""
+    """Return a sentence about the moment of a text's first message, told from the traceback before it, with the
+    sections of the page of symptoms that go on from there. It is empty where no traceback says it."""
     before = MESSAGE.split(text, maxsplit=1)[0].rpartition(TRACEBACK)[2]
     functions = set()
     for path, name in FRAME.findall(before):
         function = name.rpartition(".")[2]
-        # what a program of its own calls a step may be a whole pass
+        # A program's own `step` may be a whole pass; only an optimizer's counts.
         if function != "step" or "optim" in path:
             functions.add(function)
     for moment in MOMENTS:

@@ -1,8 +1,8 @@
-"""Which techniques go together, shown: the table that `tools/pairs.py` makes, as a matrix and with what is refused.
+"""Pairs of techniques: the table that `tools/pairs.py` makes, shown as a matrix and as a list of refusals.
 
-Its columns: `one` and `other`, the names of two techniques, equal for a technique alone; `verdict`, which is
-`measured`, `emulated`, `refused`, `unavailable`, `oom` or `failed`, with the `reason`; and of the peak without
-techniques `saved_fraction`, and `saved_beyond_fraction`, what the pair saves beyond the better of the two alone.
+Its columns are `one` and `other`, the names of two techniques, equal for a technique alone; `verdict`, which is
+`measured`, `emulated`, `refused`, `unavailable`, `oom` or `failed`, with the `reason`; and two parts of the peak
+without techniques: `saved_fraction`, and `saved_beyond_fraction`, which the pair saves beyond the better of the two.
 """
 
 import pandas as pd
@@ -18,12 +18,12 @@ SAVED = "saved_fraction"
 
 
 def matrix(table: pd.DataFrame, column: str = SAVED) -> pd.DataFrame:
-    """The pairs as a symmetric table of words: a part of the peak, or why there is none.
+    """Return the pairs as a symmetric table of text: the part of the peak that is saved, or the verdict without one.
 
-    A star marks what was emulated. Of a technique alone nothing is saved beyond it: `–`.
+    A star marks an emulated pair. A technique alone saves nothing beyond itself: `–`.
     """
-    cells = table.assign(words=table.apply(_cell, axis=1, column=column))
-    return _mirrored(cells).pivot(index="one", columns="other", values="words").rename_axis(index=None, columns=None)
+    cells = table.assign(cell=table.apply(_cell, axis=1, column=column))
+    return _mirror(cells).pivot(index="one", columns="other", values="cell").rename_axis(index=None, columns=None)
 
 
 def _cell(row: pd.Series, column: str) -> str:
@@ -31,31 +31,36 @@ def _cell(row: pd.Series, column: str) -> str:
         return str(row["verdict"])
     if pd.isna(row[column]):
         return "–"
-    fraction = round(row[column], 2) + 0  # no minus before a zero
+    fraction = round(row[column], 2) + 0  # the sum has no minus before a zero
     if row["verdict"] == EMULATED:
         return f"{fraction:.0%}*"
     return f"{fraction:.0%}"
 
 
 def all_pairs(column: str = SAVED) -> "pd.io.formats.style.Styler":
-    """The matrix of the committed table, which is of the embedded model.
+    """Show the matrix of the committed table, which is of the embedded model.
 
     Args:
-        column: `saved_beyond_fraction` for what a pair saves beyond the better of its two.
+        column: the column to show: `saved_fraction`, or `saved_beyond_fraction` for what a pair saves beyond the better
+            of its two.
     """
     return style_pairs(pd.read_csv(COMMITTED), column)
 
 
 def refused_pairs() -> pd.DataFrame:
-    """Why some pairs of the committed table cannot be."""
+    """Return the reasons why some pairs of the committed table cannot be used."""
     return refusals(pd.read_csv(COMMITTED))
 
 
 def given(*names: str) -> pd.DataFrame:
-    """For each technique the exact one that saves most beside it, of the embedded model: what it is, and the part saved
-    without and with, from the committed table."""
+    """Return for each technique the exact one to add that saves most beside it, with the part of the peak that is saved
+    without it and with it, from the committed table of the embedded model.
+
+    Args:
+        names: names of techniques.
+    """
     exact = [name for name, cls in REGISTRY.items() if cls.numerics is Numerics.EXACT]
-    saved = _mirrored(pd.read_csv(COMMITTED)).pivot(index="one", columns="other", values=SAVED)
+    saved = _mirror(pd.read_csv(COMMITTED)).pivot(index="one", columns="other", values=SAVED)
     rows = {}
     for name in names:
         beside = saved.loc[name].reindex(exact).drop(name, errors="ignore")
@@ -65,21 +70,22 @@ def given(*names: str) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("given")
 
 
-def _mirrored(table: pd.DataFrame) -> pd.DataFrame:
-    """Every pair in both orders, a technique alone once."""
+def _mirror(table: pd.DataFrame) -> pd.DataFrame:
+    """Return every pair in both orders, and a technique alone once."""
     swapped = table.rename(columns={"one": "other", "other": "one"})
     return pd.concat([table, swapped]).drop_duplicates(["one", "other"])
 
 
 def style_pairs(table: pd.DataFrame, column: str = SAVED) -> "pd.io.formats.style.Styler":
-    """The matrix as people read it: names of columns upright, the greener the more is saved; text escaped."""
+    """Show the matrix for people: names of columns upright, the greener the more is saved. Text is escaped."""
     upright = {"selector": "th.col_heading", "props": "writing-mode: vertical-rl; text-align: left; max-height: 14em"}
     styler = matrix(table, column).style.format(escape="html").format_index(escape="html")
     return styler.format_index(escape="html", axis=1).set_table_styles([upright]).map(_shade)
 
 
 def _shade(cell: str) -> str:
-    """CSS of a cell: green for what is saved, orange for what is added, the more the stronger; grey for no number."""
+    """Return the CSS of a cell: green where memory is saved, orange where it is added, stronger for more; grey for no
+    number."""
     number, percent, _ = cell.partition("%")
     if not percent:
         return "color: #808080; font-size: 80%"
@@ -89,7 +95,7 @@ def _shade(cell: str) -> str:
 
 
 def refusals(table: pd.DataFrame) -> pd.DataFrame:
-    """Each reason once, with the pairs that it concerns."""
+    """Return each reason of a table once, with the pairs that it concerns."""
     refused = table[~table["verdict"].isin([MEASURED, EMULATED])].copy()
     alone = refused["one"] == refused["other"]
     refused["pair"] = refused["one"].where(alone, refused["one"] + " + " + refused["other"])

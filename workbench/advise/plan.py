@@ -1,10 +1,10 @@
 """`plan(…)`: the smallest sets of changes with which a fine-tuning run fits a budget, found by predictions alone.
 
 No technique is known here by name. Each says itself which settings are worth trying (`Technique.variants`) and which
-categories of memory it attacks. A prediction takes a second or two, so the search looks at few sets: first each
-technique alone with the settings that save most, then those sets again that came closest, each extended by the
-techniques that attack what dominates their peak. A set that fits is never extended; of each of its techniques the
-gentlest settings are taken that still fit, and a technique without which it fits too is dropped.
+categories of memory it attacks. A prediction takes a second or two, so the search tries few sets. First it tries each
+technique alone, with the settings that save most. Then it extends the sets that came closest by the techniques that
+attack what dominates their peak. A set that fits is never extended. Each of its techniques gets the gentlest settings
+that still fit, and a technique without which it fits too is dropped.
 """
 
 from bisect import bisect_left
@@ -17,7 +17,7 @@ from workbench.base.bar import progress_bar
 from workbench.base.categories import Category, format_bytes, parse_bytes
 from workbench.base.errors import ConfigurationError
 from workbench.base.result import Result
-from workbench.base.settings import unknown
+from workbench.base.settings import unknown_name_error
 from workbench.gpus.catalogue import GPUS, device_name, room_bytes
 from workbench.prediction import predict as prediction
 from workbench.prediction.prediction import Prediction
@@ -25,26 +25,35 @@ from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Technique
 
 THIS_CPU = "this machine's CPU"
-# of each technique the settings to try, the gentlest first
+# The settings to try, the gentlest first, by the name of their technique.
 Families = Mapping[str, tuple[Technique, ...]]
-# shrink along with whatever else shrinks
+# Categories that shrink along with whatever else shrinks.
 ALWAYS_REMOVABLE = (Category.TEMPORARIES, Category.UNATTRIBUTED)
-SETS = 3  # of each kind of numerics that are extended
-EXTENSIONS = 5  # techniques by which a set is extended
-WORTHWHILE = 0.05  # a technique that attacks less than this part of the peak is not added to a set
+SETS = 3  # sets that are extended at once, for each kind of numerics: those that need least
+EXTENSIONS = 5  # techniques by which a set is extended, at most
+WORTHWHILE = 0.05  # part of the peak: a technique that attacks less is not added to a set
 
 
 @dataclass(frozen=True)
 class Plan(Result):
-    """What a search found. `candidates` fit, the best first; `tried` is every set that was predicted, in that order."""
+    """The result of a search.
+
+    Attributes:
+        baseline: the recipe without changes.
+        candidates: the sets of changes that fit, the best first.
+        tried: all sets that were predicted, in that order, beginning with the baseline.
+        skipped: the reasons why sets could not be predicted, by their label.
+        predicted_for: the device of the predictions, for people.
+        asked_bytes: the budget that was asked for, of which the device may have less; None if none was.
+    """
 
     budget_bytes: int
     baseline: Candidate
     candidates: tuple[Candidate, ...]
     tried: tuple[Candidate, ...]
-    skipped: Mapping[str, str]  # what could not be predicted, and why
+    skipped: Mapping[str, str]
     predicted_for: str = ""
-    asked_bytes: int | None = None  # the budget that was asked for; the device may have less
+    asked_bytes: int | None = None
     json_fields = (
         "budget_bytes",
         "predicted_for",
@@ -57,11 +66,12 @@ class Plan(Result):
 
     @property
     def predictions(self) -> int:
+        """The number of predictions that the search made."""
         return len(self.tried)
 
     @property
     def closest(self) -> Candidate:
-        """That which needs least of all that were tried."""
+        """The set that needs least of all that were tried."""
         return min(self.tried, key=lambda candidate: candidate.needed_bytes)
 
     def __getitem__(self, index: int) -> Candidate:
@@ -105,21 +115,22 @@ def plan(
     predict: Predictor | None = None,
     **fields: Any,
 ) -> Plan:
-    """The smallest sets of changes with which a recipe fits, the best first: exact ones, then those that are faster.
+    """Find the smallest sets of changes with which a recipe fits, the best first: exact ones, then faster ones.
 
         plan(model="gpt2", budget="8GiB", effective_batch_size=8, sequence_length=1024)
 
     Args:
-        budget: for all that the run needs of the device, CUDA's context included, `"8GiB"` or a number of bytes; by
-            default, and at most, the memory of `gpu`.
-        gpu: whose kernels and workspaces are predicted, or `"cpu"` for this machine's own.
+        budget: the memory for all that the run needs of the device, CUDA's context included, as `"8GiB"` or a number of
+            bytes; by default, and at most, the memory of `gpu`.
+        gpu: the GPU whose kernels and workspaces are predicted, or `"cpu"` for this machine's own.
         among: names of the techniques to choose from; by default all there are.
         most_changes: how many techniques one candidate may have.
-        predict: another predictor than `workbench.predict`.
-        fields: those of `Recipe`; techniques among them stay switched on.
+        predict: a predictor in the place of `workbench.predict`.
+        fields: the fields of `Recipe`; techniques among them stay switched on.
 
     Raises:
-        ConfigurationError: an unclear budget, or one below the weights; an unknown GPU; a recipe that cannot be used.
+        ConfigurationError: the budget is unclear, or below the weights; the GPU is unknown; or the recipe cannot be
+            used.
     """
     gpu = device_name(gpu)
     card = GPUS.get(gpu)
@@ -130,13 +141,13 @@ def plan(
     recipe = Recipe.from_dict({**fields, "techniques": {}})
     recipe = replace(recipe, techniques=tuple(fields.get("techniques", ())))
 
-    def predict_here(recipe: Recipe) -> Prediction:
+    def predict_on_gpu(recipe: Recipe) -> Prediction:
         return (predict or prediction.predict)(recipe, gpu)
 
     search = Search(
-        prediction.resolved(recipe, [gpu]),
+        prediction.resolve_model(recipe, [gpu]),
         budget_bytes,
-        predict_here,
+        predict_on_gpu,
         families(card.compute_capability if card else None, among),
         most_changes=most_changes,
     )
@@ -144,15 +155,19 @@ def plan(
 
 
 def families(compute_capability: tuple[int, int] | None, among: Iterable[str] | None = None) -> Families:
-    """Of each technique in `among`, or of all, the settings to try on such a GPU; None is a CPU.
+    """Return the settings to try on a GPU, by the name of their technique.
+
+    Args:
+        compute_capability: the GPU's; None is a CPU.
+        among: names of techniques; by default all there are.
 
     Raises:
-        ConfigurationError: no technique has that name.
+        ConfigurationError: no technique has one of these names.
     """
     offered = {}
     for name in sorted(REGISTRY) if among is None else among:
         if name not in REGISTRY:
-            raise unknown("among: there is no technique", name, sorted(REGISTRY))
+            raise unknown_name_error("among: there is no technique", name, sorted(REGISTRY))
         offered[name] = REGISTRY[name].variants(compute_capability)
     return offered
 
@@ -162,9 +177,13 @@ class Search:
     """The search itself, with any predictor.
 
     Args:
-        recipe: what to fit; techniques that it has already stay in every candidate.
-        families: of each technique the settings to try, from the one that gives up least to the one that saves most.
-        replacing: other settings of techniques that it has already are changes, too.
+        recipe: the recipe that must fit; techniques that it has already stay in every candidate.
+        families: the settings to try, by the name of their technique, from the gentlest to the one that saves most.
+        replacing: whether other settings of techniques that the recipe has already are changes, too.
+
+    Attributes:
+        tried: the candidate of each set of changes; None where the set could not be predicted.
+        skipped: the reasons why sets could not be predicted, by their label.
     """
 
     recipe: Recipe
@@ -187,7 +206,7 @@ class Search:
         self.bar = progress_bar(desc="predicting", unit=" recipes")
 
     def plan(self) -> Plan:
-        """Raises ConfigurationError: the budget is below the weights, whatever is tried on them."""
+        """Search. Raises ConfigurationError: the budget is below the weights, whatever is tried on them."""
         with self.bar:
             self._refuse_less_than_the_weights()
             candidates = [self.baseline] if self.baseline.fits else sorted(self._levels(), key=rank)
@@ -200,7 +219,7 @@ class Search:
         )
 
     def _refuse_less_than_the_weights(self) -> None:
-        """A technique may make the weights smaller; only if none makes them small enough is the budget refused."""
+        """Refuse a budget below the weights, unless a technique makes them small enough."""
         weights = _weights(self.baseline)
         least = weights
         for family in self.families.values():
@@ -216,26 +235,29 @@ class Search:
             )
 
     def _levels(self) -> list[Candidate]:
-        """Sets of one change, of two, and so on. Once something fits, only sets that alter the loss less are
-        extended, and none once a set with the same loss fits."""
+        """Return the sets that fit: first try those of one change, then of two, and so on.
+
+        Once something fits, only sets that alter the loss less are extended, and none once a set with the same loss
+        fits.
+        """
         fitting: list[Candidate] = []
         frontier = [self.baseline]
         for _ in range(self.most_changes):
             too_large = []
             for candidate in self._extend(frontier, fitting):
                 if candidate.fits:
-                    fitting.append(self._relaxed(candidate))
+                    fitting.append(self._relax(candidate))
                 else:
                     too_large.append(candidate)
             fitting = _without_supersets(fitting)
             too_large.sort(key=lambda candidate: candidate.needed_bytes)
             frontier = []
-            for numerics in NUMERICS[: _best(fitting)]:
+            for numerics in NUMERICS[: _best_rank(fitting)]:  # numerics better than of any set that fits
                 frontier += [candidate for candidate in too_large if candidate.numerics is numerics][:SETS]
         return fitting
 
     def _extend(self, frontier: list[Candidate], fitting: list[Candidate]) -> list[Candidate]:
-        """Every set of the frontier with one more technique, where that makes it smaller."""
+        """Return every set of the frontier with one more technique, where that makes it smaller."""
         reached: dict[frozenset[str], Candidate] = {}
         for start in frontier:
             for family in self._promising(start, fitting):
@@ -249,58 +271,63 @@ class Search:
         return list(reached.values())
 
     def _promising(self, start: Candidate, fitting: list[Candidate]) -> list[tuple[Technique, ...]]:
-        """The techniques to add, first those that attack most of what is there at the peak.
+        """Return the techniques to add to a set, first those that attack most of its peak.
 
-        Alone all are tried, since some act on more than they attack; what cannot act alone is not tried again.
+        Alone all are tried, since some act on more than they attack. A technique that could not be predicted alone is
+        not tried again.
         """
         attacked = {}
         for name, family in self.families.items():
-            acts_alone = self.tried.get((family[-1],), self.baseline)
-            alters_less = NUMERICS.index(family[0].numerics) < _best(fitting)
-            if acts_alone and alters_less and name not in start.names:
-                attacked[family] = attacked_bytes(family[-1], start.predicted)
+            is_possible = self.tried.get((family[-1],), self.baseline) is not None
+            alters_less = NUMERICS.index(family[0].numerics) < _best_rank(fitting)
+            if is_possible and alters_less and name not in start.names:
+                attacked[family] = attackable_bytes(family[-1], start.predicted)
         if not start.changes:
             return list(attacked)
         least = WORTHWHILE * sum(start.predicted.by_category.values())
         worthwhile = [family for family in attacked if attacked[family] >= least]
         return sorted(worthwhile, key=attacked.__getitem__, reverse=True)[:EXTENSIONS]
 
-    def _relaxed(self, candidate: Candidate) -> Candidate:
-        """The same techniques, none of them needlessly, each with the gentlest settings that still fit."""
+    def _relax(self, candidate: Candidate) -> Candidate:
+        """Drop the techniques that are not needed, and give each other one the gentlest settings that still fit."""
         for change in candidate.changes:
             without = self._try(tuple(other for other in candidate.changes if other is not change))
             if without and without.fits:
-                return self._relaxed(without)
+                return self._relax(without)
         for change in sorted(candidate.changes, key=self._cost_alone, reverse=True):
             candidate = self._gentlest(candidate, change.name)
         return candidate
 
     def _cost_alone(self, change: Technique) -> float:
+        """Return the additional time of a technique alone; 0 if it was not predicted alone."""
         alone = self.tried.get((change,))
         return alone.extra_time if alone else 0.0
 
     def _gentlest(self, candidate: Candidate, name: str) -> Candidate:
-        """Bisect one technique's settings; the last of them is known to fit."""
+        """Bisect the settings of one technique, the last of which are known to fit."""
 
         changes = {change.name: change for change in candidate.changes}
 
-        def tried(setting: Technique) -> Candidate | None:
+        def try_setting(setting: Technique) -> Candidate | None:
             return self._try(tuple({**changes, name: setting}.values()))
 
         def fits(setting: Technique) -> bool:
-            gentler = tried(setting)
+            gentler = try_setting(setting)
             return gentler is not None and gentler.fits
 
         family = self.families[name]
-        return tried(family[bisect_left(family[:-1], True, key=fits)]) or candidate
+        return try_setting(family[bisect_left(family[:-1], True, key=fits)]) or candidate
 
     def _try(self, changes: tuple[Technique, ...]) -> Candidate | None:
-        """Predict once; None where the techniques exclude each other, do not suit the batch, or cannot be predicted."""
+        """Predict a set of changes, once.
+
+        None means that its techniques exclude each other, do not suit the batch, or cannot be predicted.
+        """
         if changes in self.tried:
             return self.tried[changes]
         self.tried[changes] = None
         recipe = self._with(changes)
-        if recipe is None:  # there is no such recipe, so there is nothing to report either
+        if recipe is None:  # without a recipe there is nothing to report
             return None
         try:
             predicted = self.predict(recipe)
@@ -312,9 +339,12 @@ class Search:
         return self.tried[changes]
 
     def _with(self, changes: tuple[Technique, ...]) -> Recipe | None:
-        """None: that is no recipe, such as one with a batch that cannot be split so often, or the recipe itself."""
+        """Return the recipe with these changes.
+
+        None means that there is no such recipe, as where a batch cannot be split so often, or that it is the same.
+        """
         techniques = (*self.recipe.techniques, *changes)
-        if self.replacing:  # of two with one name the later stays
+        if self.replacing:  # a change replaces the technique of its name
             techniques = tuple({technique.name: technique for technique in techniques}.values())
         try:
             recipe = replace(self.recipe, techniques=techniques)
@@ -323,8 +353,8 @@ class Search:
         return recipe if recipe != self.recipe else None
 
 
-def attacked_bytes(change: Technique, predicted: Prediction) -> int:
-    """Of what is there at the peak, that which the technique may make smaller."""
+def attackable_bytes(change: Technique, predicted: Prediction) -> int:
+    """Return the bytes at the peak that a technique may make fewer."""
     return sum(predicted.by_category.get(category, 0) for category in {*change.attacks, *ALWAYS_REMOVABLE})
 
 
@@ -332,12 +362,13 @@ def _weights(candidate: Candidate) -> int:
     return candidate.predicted.by_category.get(Category.WEIGHTS, 0)
 
 
-def _best(fitting: list[Candidate]) -> int:
-    """The best numerics that fit so far, as a rank; beyond the last rank if nothing does."""
+def _best_rank(fitting: list[Candidate]) -> int:
+    """Return the best numerics that fit so far, as an index of NUMERICS; one beyond the last if nothing fits."""
     return min((NUMERICS.index(candidate.numerics) for candidate in fitting), default=len(NUMERICS))
 
 
 def _without_supersets(candidates: list[Candidate]) -> list[Candidate]:
+    """Return the candidates of which no part fits alone. Of several with the same techniques the last one stays."""
     smallest = {}
     for candidate in candidates:
         if not any(other.names < candidate.names for other in candidates):

@@ -1,7 +1,7 @@
 """`scan(recipe)`: the longest rows of a file, the steps in which they come, whether they fit, and what makes them fit.
 
-Texts and conversations are read one after another and not kept: of each row stays its number of tokens, counted by the
-model's own tokenizer.
+Texts and conversations are read one after another and not kept. For each row its number of tokens is remembered,
+counted by the model's own tokenizer.
 """
 
 import tempfile
@@ -29,24 +29,33 @@ from workbench.recipe import BALANCED, GROUPED, STRATEGY, Recipe, as_command
 from workbench.techniques import Capability
 from workbench.texts import chat, readers
 
-TOGETHER = 128  # rows that are tokenized together
-MULTIPLE = 8  # of tokens, a cap: what matrix units like
-# Of what a batch needs: the gaps that batches of unequal length leave in the reserved memory, too small for the next.
-# GPT-2 124M on an emulated T4, epochs of 300 and 1,600 rows: caps with 10 % to spare held in eight of eight trainings
-# (batches of 8 and 16, several seeds), a cap with 5 % in one of two. Micro-batches of about equal cost (640 rows, A100)
-# need them as well: 5.9 GiB of their own, an epoch held in 6.5 GiB and not in 6.2.
+TOGETHER = 128  # rows that are tokenized at once
+MULTIPLE = 8  # tokens: a cap is a multiple of this, as matrix units like it
+# Part of a batch's need that is added for gaps: batches of unequal length leave some in the reserved memory, each too
+# small for the next batch. With GPT-2 124M on an emulated T4, in epochs of 300 and 1,600 rows, caps with 10 % to spare
+# held in eight of eight trainings (batches of 8 and 16, several seeds), and a cap with 5 % in one of two. Micro-batches
+# of about equal cost (640 rows, A100) have gaps as well: they need 5.9 GiB by themselves, and an epoch held in 6.5 GiB
+# and not in 6.2.
 GAPS = 0.1
 
 
 @dataclass(frozen=True)
 class Scan(Result):
-    """What a scan found. `needed_bytes` are predicted for a whole batch, padded to the longest row or to `positions`,
-    and `gaps` more, a part of the need, for what unequal batches leave free in the allocator's memory.
+    """The result of a scan.
 
-    Of `rows`, `longest` are the longest, each with its place, tokens and step of the first epoch, from 1; so many are
-    `empty`. `cap` is a length that fits, with the tokens that it cuts from rows; None: all fits, or nothing does.
-    `balanced` is the widest micro-batch of the first epoch where a step's rows are dealt out by their cost, and what it
-    needs; None: all fits, or a step has one micro-batch.
+    Attributes:
+        needed_bytes: the memory that is predicted for a whole batch, padded to the longest row or to `positions`, with
+            the gaps added.
+        gaps: the part of the need that is added for what unequal batches leave free in the allocator's memory.
+        positions: the tokens that the model can take.
+        rows: how many rows there are.
+        steps: how many steps the first epoch has.
+        longest: the longest rows, each with its place, its tokens and its step of the first epoch, from 1.
+        empty: how many rows have no text.
+        cap: the longest length that fits, with what it needs padded and packed and the tokens that it cuts from rows;
+            None if all fits, or nothing does.
+        balanced: the widest micro-batch of the first epoch where a step's rows are dealt out by their cost, with what
+            it needs; None if all fits, or a step has one micro-batch.
     """
 
     recipe: Recipe
@@ -65,6 +74,7 @@ class Scan(Result):
 
     @property
     def fits(self) -> bool:
+        """Whether the longest rows fit into the card's memory and the model's positions."""
         return self.needed_bytes <= self.limit_bytes and self.longest[0]["tokens"] <= self.positions
 
     def __str__(self) -> str:
@@ -125,7 +135,7 @@ class Scan(Result):
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return a JSON-ready dictionary."""
         return {**vars(self), "recipe": self.recipe.to_dict(), "fits": self.fits}
 
 
@@ -133,11 +143,11 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5) -> Scan:
     """Find the longest rows of the recipe's corpus, and whether a batch with them fits.
 
     Args:
-        longest: how many rows are named.
+        longest: how many of the longest rows are named.
 
     Raises:
         ConfigurationError: the corpus is a stream, cannot be read, or has no text or fewer rows than a batch; a
-            technique makes examples of its own; or the recipe names an order by length, for which the answer tells.
+            technique makes examples of its own; or the recipe names an order by length, of which the message tells.
     """
     card = find_gpu(gpu)
     if recipe.arguments.get(STRATEGY) in (GROUPED, BALANCED):
@@ -146,12 +156,12 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5) -> Scan:
             f"in the first step; what {BALANCED!r} needs is said where that does not fit."
         )
     source = row_source(recipe)
-    recipe = prediction.resolved(recipe, [card.name])
+    recipe = prediction.resolve_model(recipe, [card.name])
     positions = positions_of(recipe.config) - sum(technique.positions for technique in recipe.techniques)
     tokenizer = load_tokenizer(locate_config(recipe.model))
-    prediction.warm_predictions(card.name)  # meanwhile
+    prediction.warm_predictions(card.name)  # the process starts while the rows are counted
     signature = source.signature()
-    tokens, empty = _counted(source, tokenizer)
+    tokens, empty = _count_tokens(source, tokenizer)
     if len(tokens) < recipe.shape.sequences or empty == len(tokens):
         raise ConfigurationError(
             f"scan: {source.name} has {len(tokens)} rows, {empty} of them empty. "
@@ -161,10 +171,10 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5) -> Scan:
     accumulated = recipe.training_arguments()["gradient_accumulation_steps"]
     batches = training_order(recipe, tokens)
     order = np.concatenate(batches)
-    # of each row; a row that is left out comes behind all others
+    # The position of each row in the epoch, (rows,). A row that the epoch leaves out comes behind all others.
     position = np.full(len(tokens), len(order))
     position[order] = np.arange(len(order))
-    longest_rows = np.lexsort((position, -tokens))[:longest]  # of equals the first to come
+    longest_rows = np.lexsort((position, -tokens))[:longest]  # among equals, those that come first
     places = _places(source, longest_rows)
     if source.signature() != signature:
         raise readers.refusal(f"{source.name} was changed while it was read. Start again.")
@@ -174,7 +184,8 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5) -> Scan:
         if technique.allocator_settings().get("expandable_segments"):
             gaps = 0.0
 
-    def needed(length: int, padding: bool = True, rows: int | None = None) -> int:
+    def predict_need(length: int, padding: bool = True, rows: int | None = None) -> int:
+        """Predict the bytes of a batch of this length. `rows` is a micro-batch's number, by default the recipe's."""
         cut = replace(recipe, sequence_length=max(length, 2))
         if rows is not None:
             cut = replace(cut, effective_batch_size=rows * accumulated)
@@ -191,7 +202,7 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5) -> Scan:
         gpu=card.name,
         engine=prediction.engine_for(card.name),
         limit_bytes=card.memory_bytes,
-        needed_bytes=needed(min(examples[0]["tokens"], positions)),
+        needed_bytes=predict_need(min(examples[0]["tokens"], positions)),
         gaps=gaps,
         positions=positions,
         rows=len(tokens),
@@ -201,29 +212,36 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5) -> Scan:
     )
     if scanned.fits:
         return scanned
-    cap = _longest_cap(scanned, needed, tokens)
-    return replace(scanned, cap=cap, balanced=_balanced(scanned, needed, tokens))
+    cap = _longest_cap(scanned, predict_need, tokens)
+    return replace(scanned, cap=cap, balanced=_widest_balanced(scanned, predict_need, tokens))
 
 
-def _longest_cap(scan: Scan, needed: Callable[..., int], tokens: Any) -> dict[str, int] | None:
-    """The longest length that fits, with what it needs padded and packed, and what it cuts; None: none fits."""
+def _longest_cap(scan: Scan, predict_need: Callable[..., int], tokens: Any) -> dict[str, int] | None:
+    """Return the longest length that fits, with what it needs padded and packed, and what it cuts.
+
+    None means that no length fits.
+    """
     caps = range(MULTIPLE, min(scan.longest[0]["tokens"] - 1, scan.positions) + 1, MULTIPLE)
-    fitting = caps[: bisect_right(caps, scan.limit_bytes, key=needed)]
+    fitting = caps[: bisect_right(caps, scan.limit_bytes, key=predict_need)]
     if not fitting:
         return None
     cap = fitting[-1]
     longer = tokens[tokens > cap]
     return {
         "tokens": cap,
-        "needed_bytes": needed(cap),
-        "packed_bytes": needed(cap, padding=False),
+        "needed_bytes": predict_need(cap),
+        "packed_bytes": predict_need(cap, padding=False),
         "cut_rows": len(longer),
         "cut_tokens": int((longer - cap).sum()),
     }
 
 
-def _balanced(scan: Scan, needed: Callable[..., int], tokens: Any) -> dict[str, int] | None:
-    """The micro-batch that needs most, of those with about equal costs; None: there are none, or nobody makes them."""
+def _widest_balanced(scan: Scan, predict_need: Callable[..., int], tokens: Any) -> dict[str, int] | None:
+    """Return the micro-batch that needs most where a step's rows are dealt out by their cost.
+
+    None means that a step has one micro-batch, that this transformers knows no such order, or that a technique changes
+    how many sequences a step has.
+    """
     from transformers import TrainingArguments
 
     recipe = scan.recipe
@@ -235,17 +253,18 @@ def _balanced(scan: Scan, needed: Callable[..., int], tokens: Any) -> dict[str, 
     shapes = set()
     for batch in training_order(balanced, tokens):
         shapes.add((len(batch), min(int(tokens[batch].max()), scan.positions)))
-    # memory grows with the tokens; that of masks, and of attention that keeps its probabilities, with their square
+    # Most memory grows with the tokens. Masks, and attention that keeps its probabilities, grow with the square of the
+    # length, so that either micro-batch may need most.
     largest = max(shapes, key=prod)
     longest = max(shapes, key=lambda shape: shape[0] * shape[1] ** 2)
     widest = []
     for rows, length in (largest, longest):
-        widest.append({"rows": rows, "tokens": length, "needed_bytes": needed(length, rows=rows)})
+        widest.append({"rows": rows, "tokens": length, "needed_bytes": predict_need(length, rows=rows)})
     return max(widest, key=lambda batch: batch["needed_bytes"])
 
 
 def row_source(recipe: Recipe) -> readers.TextSource:
-    """The file or folder whose rows are the examples. Raises as `scan` does."""
+    """Find the file or folder whose rows are the examples. Raises what `scan` raises."""
     for technique in recipe.techniques:
         if Capability.TRAINING_SET in technique.forbids:
             raise ConfigurationError(
@@ -266,12 +285,12 @@ def row_source(recipe: Recipe) -> readers.TextSource:
                 f"scan: {file} is plain text, which has no rows and is packed into blocks of "
                 f"equal length. Give {', '.join(sorted({*readers.KINDS} - {*readers.PLAIN}))}."
             )
-    next(source.rows(), None)  # raises what is wrong at its beginning
+    next(source.rows(), None)  # raises an error that is at the beginning of the text
     return source
 
 
-def _counted(source: readers.TextSource, tokenizer: Any) -> tuple[Any, int]:
-    """The tokens of every row, (rows,), and how many rows have no text."""
+def _count_tokens(source: readers.TextSource, tokenizer: Any) -> tuple[Any, int]:
+    """Return the number of tokens of every row, (rows,), and how many rows have no text."""
     counts = array("q")
     empty = 0
     remaining = iter(tqdm(source.rows(), source.name, unit=" rows", disable=None, leave=False))
@@ -286,7 +305,12 @@ def _counted(source: readers.TextSource, tokenizer: Any) -> tuple[Any, int]:
 
 
 def _lengths(rows: list[tuple[str, str]], tokenizer: Any, conversations: bool) -> Iterable[int]:
-    """The numbers of tokens of rows, each a place and a text; a conversation is counted as it is trained on."""
+    """Return the numbers of tokens of rows.
+
+    Args:
+        rows: the place and the text of each.
+        conversations: whether the texts are conversations, which are counted as they are trained on.
+    """
     if not conversations:
         _, texts = zip(*rows, strict=True)
         tokenizer.backend_tokenizer.no_truncation()
@@ -294,7 +318,7 @@ def _lengths(rows: list[tuple[str, str]], tokenizer: Any, conversations: bool) -
     lengths = []
     for place, line in rows:
         try:
-            lengths.append(len(chat.labelled(line, tokenizer, chat.ALL)) if line else 0)
+            lengths.append(len(chat.label_tokens(line, tokenizer, chat.ALL)) if line else 0)
         except Exception as error:  # a template may raise anything
             raise readers.refusal(
                 f"{place}: the chat template cannot be used ({in_a_line(error)}). "
@@ -304,7 +328,7 @@ def _lengths(rows: list[tuple[str, str]], tokenizer: Any, conversations: bool) -
 
 
 def _places(source: readers.TextSource, rows: Iterable[Any]) -> dict[int, str]:
-    """Where rows stand: `line 7`, and of several files with the file's name."""
+    """Return the place of each row: `line 7`, with the file's name where there are several files."""
     wanted = set(map(int, rows))
     is_one_file = len(source.files()) == 1
     places = {}
@@ -316,7 +340,7 @@ def _places(source: readers.TextSource, rows: Iterable[Any]) -> dict[int, str]:
 
 
 class Lengths:
-    """Rows as a Trainer's samplers look at them: of each the number of tokens."""
+    """A dataset for a Trainer's samplers, which look at nothing but the number of tokens of each row."""
 
     def __init__(self, tokens: Any) -> None:
         self.tokens = tokens
@@ -329,19 +353,20 @@ class Lengths:
 
 
 def training_order(recipe: Recipe, tokens: Any) -> list[list[int]]:
-    """The micro-batches of the first epoch, each its rows, as the Trainer's own sampler makes them.
+    """Return the micro-batches of the first epoch, each with the numbers of its rows, as the Trainer's sampler makes
+    them.
 
     Args:
-        tokens: of every row, (rows,).
+        tokens: the number of tokens of every row, (rows,).
     """
     import torch
     from transformers import Trainer
 
-    from workbench.training.arguments import argument_values, training_arguments
+    from workbench.training.arguments import build_training_arguments, complete_arguments
 
     with tempfile.TemporaryDirectory() as folder:
-        values = argument_values(recipe, 1.0) | {"report_to": "none"}
-        arguments = training_arguments(values, "cpu", Path(folder))
+        values = complete_arguments(recipe, 1.0) | {"report_to": "none"}
+        arguments = build_training_arguments(values, "cpu", Path(folder))
         arguments.eval_on_start = False
         rows: Any = Lengths(tokens)
         loader: Any = Trainer(torch.nn.Linear(1, 1), arguments, train_dataset=rows).get_train_dataloader()

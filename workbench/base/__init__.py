@@ -1,1 +1,1 @@
-"""What all rooms stand on: errors, settings, paths, other processes, units, and what is replaced in other libraries."""
+"""The ground of all rooms: errors, settings, paths, child processes, units, and patches of other libraries."""

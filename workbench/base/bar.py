@@ -28,17 +28,17 @@ class LineOfPage:
             self.handle = display(page, display_id=True)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: `write` holds nothing back."""
 
 
 def progress_bar(**options: Any) -> "tqdm[Any]":
-    """A `tqdm` that is gone when it is closed.
+    """Return a `tqdm` that is gone when it is closed.
 
-    It shows nothing where output is collected, as under papermill or in a pipe, and in a thread of a panel, which has
-    words of its own.
+    It shows nothing where output is collected, as under papermill or in a pipe. A panel trains in a thread, and shows
+    its progress itself: in a thread there is no bar either.
     """
     in_terminal = sys.stderr.isatty()
-    shown = in_terminal or "JPY_SESSION_NAME" in os.environ
-    aside = current_thread() is not main_thread()
-    file = None if in_terminal or not shown else LineOfPage()
-    return tqdm(disable=aside or not shown, leave=False, file=file, **options)
+    is_seen = in_terminal or "JPY_SESSION_NAME" in os.environ
+    in_thread = current_thread() is not main_thread()
+    file = None if in_terminal or not is_seen else LineOfPage()
+    return tqdm(disable=in_thread or not is_seen, leave=False, file=file, **options)

@@ -1,4 +1,7 @@
-"""What memory is used for, when, and how many bytes that is. Measuring and predicting share these names."""
+"""The categories of memory, the phases of training, and amounts of bytes.
+
+Measuring and predicting share these names.
+"""
 
 import re
 from decimal import Decimal
@@ -8,7 +11,7 @@ from workbench.base.errors import ConfigurationError, brief
 
 
 class Category(StrEnum):
-    """What a byte of device memory holds. At any instant the categories sum to the bytes in use."""
+    """A use of device memory. At any instant the categories sum to the bytes in use."""
 
     WEIGHTS = "weights"
     GRADIENTS = "gradients"
@@ -20,7 +23,7 @@ class Category(StrEnum):
 
 
 class Phase(StrEnum):
-    """The parts of training between which the meter distinguishes. Gradient clipping belongs to the optimizer step."""
+    """A part of training, as the meter tells them apart. Gradient clipping belongs to the optimizer step."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -29,7 +32,7 @@ class Phase(StrEnum):
 
 
 def format_bytes(number: float) -> str:
-    """Bytes as people read them, in binary units: `1536` is `'1.5 KiB'`."""
+    """Write bytes as people read them, in binary units: `1536` is `'1.5 KiB'`."""
     units = ["B", "KiB", "MiB", "GiB"]
     while abs(number) >= 1024 and len(units) > 1:
         number /= 1024
@@ -50,23 +53,23 @@ UNITS = {
     "GB": 10**9,
     "TB": 10**12,
 }
-# lower case too, but not `b`, which may mean bits
+# Units may be written in lower case too, but not `b`, which may mean bits.
 UNITS |= {name.lower(): size for name, size in UNITS.items() if name != "B"}
 AMOUNT = re.compile(r"\s*(\d{1,99}|\d{1,3}(?:,\d{3}){1,20})(\.\d{1,99})?\s*([A-Za-z]+)\s*")
 GROUPED = re.compile(r"-?\d{1,3}(,\d{3})+")
 
 
 def parse_bytes(text: str | int, owner: str) -> int:
-    """Bytes from what people write: `"8GiB"` is 8 · 2³⁰, `"8 GB"` is 8 · 10⁹; an integer is bytes already.
+    """Read the bytes that people write: `"8GiB"` is 8 · 2³⁰, `"8 GB"` is 8 · 10⁹; an integer is bytes already.
 
     Raises:
         ConfigurationError: no unit, a unit that may mean either, or not more than zero; `owner` is named.
     """
-    nbytes: int | Decimal = 0  # of what is no amount
+    nbytes: int | Decimal = 0  # 0, which is refused below, stands for a text that is no amount
     if isinstance(text, str):
         match = AMOUNT.fullmatch(text)
         if match:
-            nbytes = Decimal(ungrouped(match[1]) + (match[2] or "")) * UNITS.get(match[3], 0)
+            nbytes = Decimal(drop_thousands_commas(match[1]) + (match[2] or "")) * UNITS.get(match[3], 0)
     elif isinstance(text, int) and not isinstance(text, bool):
         nbytes = text
     if not 1 <= nbytes < 2**63:
@@ -78,6 +81,6 @@ def parse_bytes(text: str | int, owner: str) -> int:
     return int(nbytes)
 
 
-def ungrouped(number: str) -> str:
-    """`1,024` without its comma; `1,5`, which may mean one and a half, as it is."""
+def drop_thousands_commas(number: str) -> str:
+    """Return `1,024` without its comma; `1,5` may mean one and a half, and stays as it is."""
     return number.replace(",", "") if GROUPED.fullmatch(number.strip()) else number

@@ -1,4 +1,4 @@
-"""The command line: a parser made of `commands.toml`, whose errors name the nearest that is known."""
+"""The command line: a parser built from `commands.toml`, whose errors name the nearest known command or option."""
 
 import argparse
 import inspect
@@ -10,15 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from workbench.base.categories import ungrouped
+from workbench.base.categories import drop_thousands_commas
 from workbench.base.errors import ConfigurationError, visible
-from workbench.base.paths import beside
-from workbench.base.settings import unknown
+from workbench.base.paths import read_beside
+from workbench.base.settings import unknown_name_error
 
 MODULE = "python -m workbench"
-COMMANDS = beside(__file__, "commands.toml")
-RECIPE = COMMANDS.pop("recipe")  # what commands take with a recipe, beside its own settings
-# commands of version 0.3, and what does the same
+COMMANDS = read_beside(__file__, "commands.toml")
+RECIPE = COMMANDS.pop("recipe")  # options of all commands that take a recipe, beside the recipe's own settings
+# Each command of version 0.3 that is gone has a sentence here that says what does the same today.
 RETIRED = {
     "frontier": "The panel has it, under What fits where.",
     "env": "Use --version.",
@@ -30,21 +30,21 @@ RETIRED = {
 }
 
 
-def parser_of(
+def build_parser(
     functions: Mapping[str, Callable[[argparse.Namespace], int | None]],
     text: str,
     recipe_options: Mapping[str, tuple[str, str]],
     names: Mapping[str, str],
     show_versions: Callable[[], None],
 ) -> "Parser":
-    """The parser of the whole command line.
+    """Build the parser of the whole command line.
 
     Args:
-        functions: of each command; its docstring is the command's description.
+        functions: a function for each command; its docstring is the command's description.
         text: three paragraphs: a title, examples, exit codes.
-        recipe_options: of each field of a recipe the option, and its help.
-        names: what stands for `{gpus}` and `{techniques}` in `commands.toml`.
-        show_versions: what `--version` does.
+        recipe_options: for each field of a recipe, the option and its help.
+        names: the texts that replace `{gpus}` and `{techniques}` in `commands.toml`.
+        show_versions: the function that `--version` calls.
     """
     program = "workbench" if Path(sys.argv[0]).stem == "workbench" else MODULE
     title, examples, exit_codes = text.replace(MODULE, program).split("\n\n")
@@ -76,7 +76,7 @@ def parser_of(
 
 
 def add_option(parser: argparse.ArgumentParser, option: str, **fields: Any) -> None:
-    """Add one; its fields are those of `add_argument`, the type by its name in `TYPES`."""
+    """Add an option to a parser; its fields are those of `add_argument`, the type by its name in `TYPES`."""
     if "type" in fields:
         fields["type"] = TYPES[fields["type"]]
     if isinstance(fields.get("metavar"), list):
@@ -84,12 +84,13 @@ def add_option(parser: argparse.ArgumentParser, option: str, **fields: Any) -> N
     parser.add_argument(*option.split(), **fields)
 
 
-def without_program(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments of the command line, and the program that `plan` is given behind `--`, whose options are its."""
+def split_off_program(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments of the command line, and the program that stands behind `--` of `plan`: options that follow
+    it are the program's."""
     if arguments[:1] != ["plan"] or "--" not in arguments:
         return arguments, []
-    place = arguments.index("--")
-    return arguments[:place], arguments[place + 1 :]
+    index = arguments.index("--")
+    return arguments[:index], arguments[index + 1 :]
 
 
 def _add_recipe(parser: argparse.ArgumentParser, recipe_options: Mapping[str, tuple[str, str]]) -> None:
@@ -97,17 +98,17 @@ def _add_recipe(parser: argparse.ArgumentParser, recipe_options: Mapping[str, tu
         if name == "model":
             parser.add_argument("model", nargs="?", default="auto", help=f"{help_text}; or a recipe file, RECIPE.toml")
         else:
-            # a field's own name is taken, too
+            # The field's own name is an option as well: --micro-batch-size beside --batch-size.
             both = dict.fromkeys((option, f"--{name.replace('_', '-')}"))
             parser.add_argument(*both, dest=name, metavar="X", help=help_text)
 
 
 def _at_least(least: int, number: type = int) -> Callable[[str], Any]:
-    """A reader of texts that are a number of at least this."""
+    """Return a function that reads a number from a text, and refuses one below the least."""
 
     def read(text: str) -> Any:
         with suppress(ValueError):
-            value = number(ungrouped(text))
+            value = number(drop_thousands_commas(text))
             if value >= least:
                 return value
         raise argparse.ArgumentTypeError(f"{text!r:.90} is not a number of at least {least}.")
@@ -116,7 +117,7 @@ def _at_least(least: int, number: type = int) -> Callable[[str], Any]:
 
 
 def _share(text: str) -> float:
-    """`all`, `none`, or a number between them."""
+    """Read a share: `all` is 1, `none` is 0, and a number lies between them."""
     with suppress(ValueError):
         share = float({"all": "1", "none": "0"}.get(text, text))
         if 0 <= share <= 1:
@@ -124,7 +125,7 @@ def _share(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r:.90} is not all, none or a share between 0 and 1.")
 
 
-# what an option's `type` in commands.toml reads
+# commands.toml names the type of an option; each type has the function that reads the option's text.
 TYPES: dict[str, Callable[[str], Any]] = {
     "count": _at_least(1),
     "number": _at_least(0),
@@ -135,7 +136,7 @@ TYPES: dict[str, Callable[[str], Any]] = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Its errors name the nearest that is known."""
+    """A parser whose errors name the nearest known command or option."""
 
     def print_help(self, file: Any = None) -> None:
         print_visibly(self.format_help().rstrip(), sys.stdout)
@@ -145,21 +146,21 @@ class Parser(argparse.ArgumentParser):
         if match and match[2] in RETIRED:
             raise ConfigurationError(f"{match[2]} is no command since version 0.4. {RETIRED[match[2]]}")
         if match:
-            raise unknown(f"{self.prog}: {match[1]} takes no", match[2], re.findall(r"[\w-]+", match[3]))
+            raise unknown_name_error(f"{self.prog}: {match[1]} takes no", match[2], re.findall(r"[\w-]+", match[3]))
         super().error(visible(message))
 
     def refuse(self, argument: str) -> NoReturn:
-        """What it does not know. Raises ConfigurationError."""
+        """Raise a ConfigurationError over an argument that this command does not know."""
         name = argument.partition("=")[0]
         options = [option for option in self._option_string_actions if option.startswith("--")]
-        message = str(unknown(f"{self.prog} takes no", name, options))
+        message = str(unknown_name_error(f"{self.prog} takes no", name, options))
         if "--set" in options and name.startswith("--") and "Did you mean" not in message:
             message += f" A field of TrainingArguments is --set arguments.{name.strip('-').replace('-', '_')}=VALUE."
         raise ConfigurationError(message)
 
 
 class _AtOnce(argparse.Action):
-    """An option in the place of a command: calls its `const`, and ends."""
+    """An option in the place of a command: it calls its `const` and ends the program."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         self.const()
@@ -167,13 +168,13 @@ class _AtOnce(argparse.Action):
 
 
 def print_visibly(text: str, stream: TextIO | None) -> None:
-    """Print a text, in which nothing colours, moves or reverses what a terminal shows."""
-    if stream is None:  # it is closed
+    """Print a text, of which nothing colours, moves or reverses what a terminal shows."""
+    if stream is None:  # Python sets sys.stdout to None if it was closed before the start
         return
     try:
         print(visible(text), file=stream, flush=True)
     except OSError as error:
-        # else Python complains of what is left at its end
+        # Python flushes the rest of the text when it ends, and would complain again: the rest goes to the null device.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        if not isinstance(error, BrokenPipeError):  # nobody reads on, as after `| head -1`
+        if not isinstance(error, BrokenPipeError):  # a broken pipe is no fault: nobody reads on, as after `| head -1`
             raise

@@ -1,4 +1,4 @@
-"""The device of a run, as a value: a card that is not here is described in the same words as one that is."""
+"""The device of a run, as a value: a GPU that this machine lacks is described in the same words as one that it has."""
 
 import os
 import platform
@@ -12,22 +12,23 @@ if TYPE_CHECKING:
     import torch
 
 CPU = "cpu"
-KINDS = ("cuda", "mps", CPU)  # the fastest first
-NATIVE_BF16 = (8, 0)  # from this compute capability on; PyTorch would emulate it on an older GPU
+KINDS = ("cuda", "mps", CPU)  # kinds of devices, the fastest first
+NATIVE_BF16 = (8, 0)  # the first compute capability with bf16; PyTorch would compute it in software on an older GPU
 NOT_COMPUTED = "emulated GPU: nothing was computed, so there is no loss, no text and no speed"
 
 
 @dataclass(frozen=True)
 class Device:
-    """What a run has to know of the device it trains on.
+    """The device that a run trains on, as far as a run has to know it.
 
     Attributes:
         kind: `"cuda"`, `"mps"` or `"cpu"`.
-        name: that of the GPU or of the processor.
+        name: the name of the GPU or of the processor.
         total_bytes: the memory of a CUDA device; None where memory is shared with everything else.
-        compute_capability: of a CUDA device, for example (8, 0).
-        threads: that PyTorch uses, on a CPU.
-        in_software: the catalogue's name of an emulated card, which allocates and computes nothing; else empty.
+        compute_capability: for a CUDA device, as (8, 0); else None.
+        threads: the number of threads that PyTorch uses on a CPU; else None.
+        emulated_gpu: the catalogue's name of an emulated GPU, which keeps the books of memory and computes nothing;
+            empty for a real device.
     """
 
     kind: str
@@ -35,15 +36,15 @@ class Device:
     total_bytes: int | None = None
     compute_capability: tuple[int, int] | None = None
     threads: int | None = None
-    in_software: str = ""
+    emulated_gpu: str = ""
 
     @classmethod
     def find(cls, name: str | None = None) -> Self:
-        """The device of this machine that is asked for, or the fastest there is.
+        """Return the device of this machine that has this name, by default the fastest one.
 
         Raises:
-            UnavailableError: it is not there.
-            ConfigurationError: no such kind of device.
+            UnavailableError: this machine has no such device.
+            ConfigurationError: there is no such kind of device.
         """
         import torch
 
@@ -51,17 +52,17 @@ class Device:
         if device_type == "cuda":
             total_bytes = torch.cuda.mem_get_info()[1]
             capability = torch.cuda.get_device_capability()
-            card = torch.cuda.get_device_name()
-            # under `emulate` a card says the name of a real one
-            if emulated() and not card.endswith("(emulated)"):
-                card = f"{card} (emulated)"
-            return cls(device_type, card, total_bytes, capability, in_software=emulated())
+            gpu_name = torch.cuda.get_device_name()
+            # An emulated GPU of the command `emulate` says the name of a real one.
+            if current_emulated_gpu() and not gpu_name.endswith("(emulated)"):
+                gpu_name = f"{gpu_name} (emulated)"
+            return cls(device_type, gpu_name, total_bytes, capability, emulated_gpu=current_emulated_gpu())
         threads = torch.get_num_threads() if device_type == CPU else None
         return cls(device_type, processor_name(), threads=threads)
 
     @property
     def computes_bf16(self) -> bool:
-        """False on a GPU on which PyTorch would only emulate bf16."""
+        """Whether the device has bf16: False on a GPU on which PyTorch would compute it in software."""
         return self.compute_capability is None or self.compute_capability >= NATIVE_BF16
 
     @property
@@ -71,45 +72,46 @@ class Device:
         return torch.device(self.kind)
 
     def __str__(self) -> str:
-        """`NVIDIA A10 (cuda)`, `AMD EPYC (cpu, 2 threads)`: to be read by people, and never taken apart again."""
-        if not self.kind:  # in a record of the oldest schema, whose name says all
+        """Describe the device for people: `NVIDIA A10 (cuda)`, `AMD EPYC (cpu, 2 threads)`. No program takes the text
+        apart again."""
+        if not self.kind:  # a record of the oldest schema has no kind: its name says all
             return self.name
         if self.threads:
             return f"{self.name} ({self.kind}, {self.threads} threads)"
         return f"{self.name} ({self.kind})"
 
 
-def emulated() -> str:
-    """The name of the card in software (`workbench.gpus.emulator`) that this process runs on, or nothing: it keeps
-    books and computes nothing. Asked anew each time: a fork of this process may play another."""
+def current_emulated_gpu() -> str:
+    """Return the catalogue's name of the emulated GPU (`workbench.gpus.emulator`) that this process runs on; empty on
+    real devices. The environment is read each time, since a fork of this process may have another GPU."""
     return os.environ.get("EMULATED_CARD", "")
 
 
 def check_device(name: str | None) -> None:
-    """Raises ConfigurationError for a kind of device that there is nowhere; PyTorch is not asked."""
+    """Raise a ConfigurationError for a kind of device that exists nowhere. PyTorch is not asked."""
     if name not in (None, *KINDS):
         raise ConfigurationError(f"device: {name!r} is not one of {', '.join(KINDS)}, emulated:GPU.")
 
 
 def pick_device(name: str | None = None) -> "torch.device":
-    """The device asked for, or the fastest there is.
+    """Return the device of this kind, by default the fastest one of this machine.
 
     Raises:
-        UnavailableError: it is not there.
-        ConfigurationError: no such kind of device.
+        UnavailableError: this machine has no such device.
+        ConfigurationError: there is no such kind of device.
     """
     import torch
 
     check_device(name)
-    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    there = list(filter(present.get, KINDS))
-    if name not in (None, *there):
+    is_present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    present = list(filter(is_present.get, KINDS))
+    if name not in (None, *present):
         raise UnavailableError(f"device: PyTorch sees no {name} device on this machine. Use --device cpu.")
-    return torch.device(name or there[0])
+    return torch.device(name or present[0])
 
 
 def describe_device(device: "torch.device") -> str:
-    """`NVIDIA A10 (cuda)`, or the processor with the number of threads PyTorch uses."""
+    """Describe a device: `NVIDIA A10 (cuda)`, or the processor with the number of threads that PyTorch uses."""
     return str(Device.find(device.type))
 
 

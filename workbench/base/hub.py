@@ -1,7 +1,7 @@
-"""What the Hugging Face hub has under a name, and its files in the local cache, each proved by the hash that the hub
-stated for it.
+"""The Hugging Face hub: what it has under a name, and its files in the local cache, each proved by the hash that the
+hub stated for it.
 
-The hub is asked once, and its answer comes within seconds. While it gives none, what is whole in the cache is used.
+The hub is asked once, and has seconds to answer. If it does not answer, the workbench uses what is whole in the cache.
 """
 
 import difflib
@@ -19,24 +19,24 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from workbench.base.errors import ConfigurationError, UnavailableError, WorkbenchError, in_a_line
-from workbench.base.limits import within
+from workbench.base.limits import call_within
 
-CONNECTION_S = 1.0  # to reach the hub at all
-HUB_PATIENCE_S = 4.0  # for its answer, and for a first small file
-ASKED_AGAIN_S = 60.0  # after it gave no answer about what the cache has
+CONNECTION_S = 1.0  # time for a connection to the hub
+HUB_PATIENCE_S = 4.0  # time for the hub's answer, and for a first small file
+ASKED_AGAIN_S = 60.0  # time for which a hub that gave no answer is not asked again about files that the cache has
 REFUSALS = (401, 403, 404)  # HTTP status: the hub also says 401 where there is no such repository
 LOGIN = "log in with `hf auth login`, with a token that may read it"
-ADDRESS = re.compile(r"\w+://[^/]*/?|(www\.)?(huggingface\.co|hf\.co)/")  # of a page, or `hf://`
+ADDRESS = re.compile(r"\w+://[^/]*/?|(www\.)?(huggingface\.co|hf\.co)/")  # the beginning of a page's address, or hf://
 REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]*")  # a branch, a tag or a commit
 SHA1 = re.compile("[0-9a-f]{40}")
 SHA256 = re.compile("[0-9a-f]{64}")
 
-given_up: dict["Address", float] = {}  # when the hub gave no answer about what the cache has
+given_up: dict["Address", float] = {}  # addresses that the cache has, and when the hub gave no answer about them
 
 
 @dataclass(frozen=True)
 class Address:
-    """What is on the hub: `repo_type` is "model" or "dataset", `revision` empty for the newest."""
+    """A repository of the hub: `repo_type` is "model" or "dataset", `revision` is empty for the newest."""
 
     repo_type: str
     repository: str
@@ -47,9 +47,11 @@ class Address:
 
 
 def address_of(name: str, repo_type: str) -> Address:
-    """What a name means: `owner/name`, with `@revision`; of a model also `:revision`; `hf://…`; the address of a page.
+    """Read a name: `owner/name`, also with `@revision`, for a model also with `:revision`; `hf://…`; the address of a
+    page.
 
-    Raises ValueError: it is none of these, or of another kind.
+    Raises:
+        ValueError: it is none of these, or the address of another kind of repository.
     """
     from huggingface_hub import constants, parse_hf_uri
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -68,12 +70,12 @@ def address_of(name: str, repo_type: str) -> Address:
     return Address(repo_type, repository, revision)
 
 
-# ---- to ask the hub ----
+# ---- questions to the hub ----
 
 
 def repository_info(address: Address) -> Any:
-    """What the hub says of a repository. It is asked with the user's token if there is one. Raises errors of any kind,
-    for example if it does not answer in time."""
+    """Return what the hub says of a repository, asked with the user's token if there is one. Raises errors of any kind,
+    for example if the hub does not answer in time."""
     from huggingface_hub import HfApi, constants
 
     url = urlsplit(constants.ENDPOINT)
@@ -83,9 +85,9 @@ def repository_info(address: Address) -> Any:
         )
     if not (constants.HF_HUB_OFFLINE or getproxies()):
         port = url.port or (443 if url.scheme == "https" else 80)
-        # in a limit of its own, because looking up the name of a host has no time-out
+        # The connection has a limit of its own, because the system looks up a host's name without a time-out.
         try:
-            within(CONNECTION_S, lambda: socket.create_connection((url.hostname, port), CONNECTION_S / 2).close())
+            call_within(CONNECTION_S, lambda: socket.create_connection((url.hostname, port), CONNECTION_S / 2).close())
         except OSError as error:
             raise ConnectionError(f"there is no connection to {constants.ENDPOINT}") from error
 
@@ -99,27 +101,28 @@ def repository_info(address: Address) -> Any:
             raise ValueError("the answer names no files")
         return info
 
-    return within(HUB_PATIENCE_S, ask)
+    return call_within(HUB_PATIENCE_S, ask)
 
 
 def first_file(address: Address, name: str) -> Path:
-    """A first small file of a repository, under the name of its revision, so that the cache knows what that means.
+    """Fetch a first small file of a repository under the name of its revision, so that the cache learns which commit
+    the revision is.
 
-    Raises errors of any kind, for example if it does not come in time: then the others would not, either.
+    Raises errors of any kind, for example if the file does not come in time: then the others would not, either.
     """
     from huggingface_hub.errors import FileMetadataError
 
-    def first() -> Path:
-        # raises at once what the download would try again and again, or take an older file for
+    def fetch_first() -> Path:
+        # `metadata` raises at once an error over which the download would try again and again, or take an older file.
         if not metadata(address, name, address.revision).commit_hash:
             raise FileMetadataError(f"{name} is not of a commit")
         return fetch(address, name, address.revision)
 
-    return within(HUB_PATIENCE_S, first)
+    return call_within(HUB_PATIENCE_S, fetch_first)
 
 
 def metadata(address: Address, name: str, revision: str) -> Any:
-    """What the hub states of a file. Raises errors of any kind."""
+    """Return what the hub states of a file, such as its hash (`etag`). Raises errors of any kind."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(address.repository, name, repo_type=address.repo_type, revision=revision or None)
@@ -127,7 +130,7 @@ def metadata(address: Address, name: str, revision: str) -> Any:
 
 
 def fetch(address: Address, name: str, revision: str) -> Path:
-    """A file of a repository, in the cache. Raises errors of any kind."""
+    """Fetch a file of a repository, and return its path in the cache. Raises errors of any kind."""
     from huggingface_hub import hf_hub_download
 
     path = Path(
@@ -139,20 +142,21 @@ def fetch(address: Address, name: str, revision: str) -> Path:
             etag_timeout=HUB_PATIENCE_S,
         )
     )
-    note_stated(address, path, name)
+    note_hash(address, path, name)
     return path
 
 
-def note_stated(address: Address, path: Path, name: str) -> None:
-    """Note what the hub states for a file of a snapshot, unless that is the name of the file that it leads to."""
+def note_hash(address: Address, path: Path, name: str) -> None:
+    """Write down the hash that the hub states for a file of a snapshot, unless the file is a link: then the hash is the
+    name of the link's target."""
     snapshot = path.parents[name.count("/")]
-    note = stated_note(snapshot, path)
+    note = hash_note_path(snapshot, path)
     if not (path.is_symlink() or note.is_file()):
         note.parent.mkdir(exist_ok=True)
         note.write_text(metadata(address, name, snapshot.name).etag, encoding="utf-8")
 
 
-# what a hub did, by the name of an error that a library raises then, or of one that it inherits from
+# The fault of a hub, by the name of the error that a library raises over it, or of a class that this inherits from.
 FAULTS = {
     "TooManyRedirects": "only leads to other addresses, without an end",
     "ProtocolError": "breaks off in the middle of a file",
@@ -165,7 +169,7 @@ FAULTS = {
 
 
 def fault_of(error: Exception) -> str:
-    """What a hub did that gave no good answer, in words; empty: nothing of the kind."""
+    """Say in words what a hub did that gave no good answer; empty if the error is of another kind."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -191,7 +195,7 @@ def _causes(error: Any) -> Iterator[Any]:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status of the answer that an error came from; None: there was no answer."""
+    """Return the HTTP status of the answer that an error came from; None if there was no answer."""
     for cause in _causes(error):
         status: int | None = getattr(getattr(cause, "response", None), "status_code", None)
         if status:
@@ -207,13 +211,13 @@ def hub_error(
     lacking: str = "",
     known_names: Collection[str] = (),
 ) -> WorkbenchError:
-    """Why something of the hub cannot be had, with the cure.
+    """Build the error that says why something of the hub cannot be had, with the cure.
 
     Args:
-        owner: how the message begins.
+        owner: the beginning of the message.
         alternatives: what works without the hub.
-        lacking: the file that the cache has not, where it has others.
-        known_names: names of which one may be meant.
+        lacking: the file that the cache lacks, where it has others.
+        known_names: names of which the user may have meant one.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RemoteEntryNotFoundError, RevisionNotFoundError
@@ -260,33 +264,37 @@ def hub_error(
         check = "Try again later"
     state = f"is in the local cache without {lacking}" if lacking else "is not in the local cache"
     return UnavailableError(
-        f"{owner} {name!r} {state}, and the Hugging Face hub {_said(error)}. {check}, or use {alternatives}.{other}"
+        f"{owner} {name!r} {state}, and the Hugging Face hub {_fault_in_words(error)}. "
+        f"{check}, or use {alternatives}.{other}"
     )
 
 
-def _said(error: Exception) -> str:
+def _fault_in_words(error: Exception) -> str:
     unknown = f"does not answer as a hub ({in_a_line(error):.90}); this network may want a login in the browser"
     return fault_of(error) or unknown
 
 
 def is_given_up(address: Address) -> bool:
+    """Whether the hub gave no answer about this address a short while ago."""
     return time.monotonic() - given_up.get(address, -ASKED_AGAIN_S) < ASKED_AGAIN_S
 
 
 def give_up(address: Address, owner: str, error: Exception) -> None:
-    """For a while the cache is used without asking. A line says so, unless the user works offline by order."""
+    """Use the cache for a while without asking the hub. A line says so, unless the user works offline by order."""
     from huggingface_hub import constants
 
     if not constants.HF_HUB_OFFLINE:
         given_up[address] = time.monotonic()
-        print(f"warning: {owner} {address}: the hub {_said(error)}. The copy in the cache is used.", file=sys.stderr)
+        fault = _fault_in_words(error)
+        print(f"warning: {owner} {address}: the hub {fault}. The copy in the cache is used.", file=sys.stderr)
 
 
 # ---- the cache of huggingface_hub ----
 
 
 def commit_of(address: Address) -> str:
-    """Of which commit the cache has something for the address, as the hub said when it was last asked; or empty."""
+    """Return the commit of which the cache has files for the address, as the hub named it when it was last asked; empty
+    if there is none."""
     from huggingface_hub import constants
 
     folder = repository_folder(address)
@@ -299,37 +307,38 @@ def commit_of(address: Address) -> str:
 
 
 def repository_folder(address: Address) -> Path:
+    """Return the folder of a repository in the cache."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE, f"{address.repo_type}s--{address.repository.replace('/', '--')}")
 
 
 def prove(folder: Path, owner: str) -> None:
-    """Compare every file of a snapshot with the hash that the hub stated for it: the cache keeps it as the name of the
-    file that the snapshot links to, and where the system has no links, `fetch` has noted it.
+    """Compare every file of a snapshot with the hash that the hub stated for it: the cache keeps the hash as the name
+    of the file that the snapshot links to, and where the system has no links, `fetch` has written it down.
 
     A file that was proved, and has not been written to since, is not read again: 10 GB take 5 to 20 s.
 
     Raises:
-        ConfigurationError: one is damaged. It is removed, so that it is fetched anew.
+        ConfigurationError: a file is damaged. It is removed, so that it is fetched anew.
     """
     notes = folder.parent.parent / "proved"
     for path in sorted(folder.rglob("*")):
         blob = path
         if path.is_symlink() and path.is_file():
-            # which may be a link again, into a store of several repositories
+            # The link may lead to another link, into a store of several repositories: the first one has the hash.
             blob = path.parent / path.readlink()
-            stated = blob.name
-        elif path.is_file() and stated_note(folder, path).is_file():
-            stated = stated_note(folder, path).read_text(encoding="utf-8")
+            stated_hash = blob.name
+        elif path.is_file() and hash_note_path(folder, path).is_file():
+            stated_hash = hash_note_path(folder, path).read_text(encoding="utf-8")
         else:
             continue
         state = blob.stat()
         facts = f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"
-        note = notes / stated
+        note = notes / stated_hash
         if note.is_file() and note.read_text(encoding="utf-8") == facts:
             continue
-        if not _is_as_stated(blob, stated):
+        if not _has_hash(blob, stated_hash):
             for damaged in (path.resolve(), blob, path):
                 damaged.unlink(missing_ok=True)
             raise ConfigurationError(
@@ -337,26 +346,26 @@ def prove(folder: Path, owner: str) -> None:
                 "has been removed; start again to fetch it. If that happens again, something on "
                 "the way from the hub changes files."
             )
-        with suppress(OSError):  # a cache that cannot be written to is read each time
+        with suppress(OSError):  # in a cache that cannot be written to, every file is read each time
             notes.mkdir(exist_ok=True)
             note.write_text(facts, encoding="utf-8")
 
 
-def stated_note(snapshot: Path, path: Path) -> Path:
-    """Where it is noted what the hub stated for a file of a snapshot that is no link."""
+def hash_note_path(snapshot: Path, path: Path) -> Path:
+    """Return the path of the note with the hash that the hub stated for a file of a snapshot that is no link."""
     name = path.relative_to(snapshot).as_posix().replace("/", "--")
     return snapshot.parent.parent / "proved" / f"{snapshot.name}-{name}"
 
 
-def _is_as_stated(blob: Path, stated: str) -> bool:
+def _has_hash(blob: Path, stated_hash: str) -> bool:
     with blob.open("rb") as file:
-        if SHA256.fullmatch(stated):
-            return hashlib.file_digest(file, "sha256").hexdigest() == stated
-        if not SHA1.fullmatch(stated):
-            return True  # no hash that is known
+        if SHA256.fullmatch(stated_hash):
+            return hashlib.file_digest(file, "sha256").hexdigest() == stated_hash
+        if not SHA1.fullmatch(stated_hash):
+            return True  # a hash of an unknown kind cannot be compared
         content = file.read()
-        # as git names a file, or as a mirror may
-        return stated in (_sha1(b"blob %d\0" % len(content) + content), _sha1(content))
+        # Git hashes a header with the content; a mirror may hash the content alone.
+        return stated_hash in (_sha1(b"blob %d\0" % len(content) + content), _sha1(content))
 
 
 def _sha1(content: bytes) -> str:

@@ -1,19 +1,19 @@
-"""The one way to have something done by another Python process.
+"""The one way to call a function in another Python process.
 
-    launch(function, argument)            in a new interpreter, which ends with its answer
-    child = start(function, argument)     the same without waiting, for whoever may want to stop it:
-    child.cancel()                        as Ctrl-C does, so that a run ends its own record; then by force
-    Kept().call("name", make, function)   in a process that stays for the next call
+    launch(function, argument)                 calls it in a new interpreter, which ends with its answer
+    child = start(function, argument)          does the same without waiting, for a caller who may want to stop it:
+    child.cancel()                             stops it as Ctrl-C does, so that a run ends its record; then by force
+    ChildPool().call("name", make, function)   calls it in a process that stays for the next call
 
-A function and its arguments go there by dill, so they may contain what a notebook has defined. A child has its own
-environment: what a shadow patches, and what a card in software needs, is kept out of the caller's.
+dill sends the function and its arguments, so they may contain what a notebook has defined. A child has its own
+environment: the patches of a shadow, and the variables of an emulated GPU, stay out of the caller's.
 
-A new interpreter takes seconds to import torch and transformers. A `Fork` has imported at once what another child, its
-trunk, has imported: on Linux. Elsewhere, and where the trunk has died, there are interpreters only.
+A new interpreter takes seconds to import torch and transformers. On Linux, a `Fork` of another child, its trunk, has at
+once what the trunk has imported. Elsewhere, and where the trunk has died, a child is a new interpreter.
 
-Requests and answers are pickles on two pipes. When the caller dies they close, and the child ends itself, whatever it
-is doing. It is a plain child with the caller's import path: `multiprocessing` would import the caller's main module in
-it, which runs a script that has no `if __name__ == "__main__"`.
+Requests and answers are pickles on two pipes. When the caller dies the pipes close, and the child ends itself, whatever
+it is doing. It is a plain child with the caller's import path: `multiprocessing` would import the caller's main module
+in it, which runs a script that has no `if __name__ == "__main__"`.
 """
 
 import atexit
@@ -36,13 +36,13 @@ import psutil
 
 from workbench.base.errors import ConfigurationError, UnavailableError, WorkbenchError
 from workbench.base.garbage import collect_garbage, freeze_living_objects
-from workbench.base.imports import imported
+from workbench.base.imports import import_quickly
 from workbench.base.paths import PIN
 
 SERVE = "import sys; sys.path[:] = {path!r}; {pin}; from workbench.base.launch import serve; serve({modules!r})"
-PATIENCE_S = 0.6  # between asking a child to stop and ending it
+PATIENCE_S = 0.6  # time between asking a child to stop and ending it
 FOREVER_S = threading.TIMEOUT_MAX
-LAST_CHARACTERS = 2000  # of what a child that died has written
+LAST_CHARACTERS = 2000  # characters that an error quotes from the end of a dead child's output
 
 Function = Callable[..., Any]
 
@@ -57,7 +57,7 @@ def launch(
     time_limit: float = FOREVER_S,
     **options: Any,
 ) -> Any:
-    """What a function returns in a new interpreter, started as `start` does. Raises as `Child.answer` does.
+    """Return what a function returns in a new interpreter, which `start` starts. Raises as `Child.answer` does.
 
     Args:
         time_limit: in seconds; a child that takes longer is ended.
@@ -75,10 +75,11 @@ def start(
     name: str = "child",
     **kwargs: Any,
 ) -> "Child":
-    """A child that works, which has an `answer` and must be closed. The other arguments are those of `Child`.
+    """Start a child that calls the function. It has an `answer`, and must be closed.
 
     Args:
-        environment: by default that of this process.
+        environment: the child's environment variables, by default those of this process.
+        path, output, name: as `Child` takes them.
     """
     if environment is None:
         environment = os.environ
@@ -91,12 +92,12 @@ class Child:
     """A process that answers one request after another; whoever started it must `close` it.
 
     Args:
-        environment: its environment variables.
-        modules: what it imports before the first request comes.
-        path: in front of its import path.
-        output: where it writes what would go to standard output or error, a file or its number; by default a file of
-            its own, whose end an error quotes.
-        name: for errors, as in "The prediction worker ended".
+        environment: the process's environment variables.
+        modules: the modules that it imports before the first request comes.
+        path: folders in front of its import path.
+        output: a file, or its number, for all that would go to standard output or error; by default a file of its own,
+            whose end an error quotes.
+        name: the process's name in errors, as in "The prediction worker ended".
     """
 
     process: Any  # psutil's Popen, or the Process of a fork
@@ -111,7 +112,7 @@ class Child:
     ) -> None:
         self.owner = os.getpid()
         self.name = name
-        self.messages: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the child lives
+        self.messages: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # it is open as long as the child lives
         self.cancelling: threading.Timer | None = None
         code = SERVE.format(path=[*path, *sys.path], pin=PIN, modules=tuple(modules))
         self.process = psutil.Popen(
@@ -120,7 +121,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=output or self.messages,
             env=environment,
-            start_new_session=True,  # Ctrl-C is the caller's, who then ends the child
+            start_new_session=True,  # Ctrl-C interrupts the caller alone, who then ends the child
         )
         self.requests: IO[bytes] = self.process.stdin
         self.answers: IO[bytes] = self.process.stdout
@@ -132,13 +133,13 @@ class Child:
         time_limit: float = FOREVER_S,
         **kwargs: Any,
     ) -> Any:
-        """What the function returns in the child. Raises as `ask` and `answer` do."""
+        """Return what the function returns in the child. Raises as `ask` and `answer` do."""
         self.ask(function, *args, **kwargs)
         return self.answer(time_limit)
 
     def ask(self, function: Function, *args: Any, **kwargs: Any) -> None:
         """Send a request. Raises ConfigurationError: it cannot be sent to another process."""
-        # sends what a notebook or a script has defined along, where pickle sends its name
+        # dill sends the definitions of a notebook or a script along, where pickle sends their names.
         import dill
 
         try:
@@ -149,7 +150,7 @@ class Child:
                 "your own technique hold plain settings; a function cannot observe what happens "
                 "there."
             ) from None
-        with suppress(OSError):  # a child that has died is told of by `answer`
+        with suppress(OSError):  # if the child has died, `answer` says so
             self.requests.write(request)
             self.requests.flush()
 
@@ -160,9 +161,9 @@ class Child:
             time_limit: in seconds; a child that takes longer is ended.
 
         Raises:
-            WorkbenchError: as raised there.
-            LostChildError: it took longer than the limit, was killed, or was cancelled.
-            RuntimeError: another failure there, with its traceback, or the end of the child, with its last words.
+            WorkbenchError: the function raised it in the child.
+            LostChildError: the child took longer than the limit, was killed, or was cancelled.
+            RuntimeError: another failure in the child, with its traceback, or its end, with its last words.
         """
         clock = threading.Timer(time_limit, self.kill)
         began_at_s = time.monotonic()
@@ -170,8 +171,8 @@ class Child:
         try:
             outcome, answer = pickle.load(self.answers)
         except (EOFError, OSError, ValueError, pickle.UnpicklingError):
-            self.has_ended(1.0)  # or one that was killed would still look alive
-            raise self.loss(time.monotonic() - began_at_s, time_limit) from None
+            self.has_ended(1.0)  # waits, since a child that was killed looks alive for a moment
+            raise self.why_lost(time.monotonic() - began_at_s, time_limit) from None
         finally:
             clock.cancel()
             if self.cancelling is not None:
@@ -180,8 +181,8 @@ class Child:
             return answer
         raise answer
 
-    def loss(self, seconds: float, time_limit: float) -> Exception:
-        """Why there is no answer, and will be none."""
+    def why_lost(self, seconds: float, time_limit: float) -> Exception:
+        """Build the error that says why there is no answer, and will be none."""
         if self.cancelling is not None:
             return LostChildError(f"{self.name}: it was cancelled, and ended by force when it did not stop.")
         if seconds >= time_limit:
@@ -190,22 +191,22 @@ class Child:
                 "starts another. Ask for a smaller model, batch or length, or give it a longer "
                 "time_limit."
             )
-        signal_in_words = self.killed_by()
-        if signal_in_words:
+        signal_name = self.signal_in_words()
+        if signal_name:
             return LostChildError(
-                f"{self.name}: it was killed in the middle ({signal_in_words}), as where the "
+                f"{self.name}: it was killed in the middle ({signal_name}), as where the "
                 "machine's memory runs out; the next call starts another. Ask for less if that is "
                 "killed too."
             )
         return RuntimeError(f"The {self.name} ended unexpectedly. Its last words:\n{self.last_words()}")
 
     def last_words(self) -> str:
-        """The end of what it has written to standard error."""
+        """Return the end of what the child has written to standard error."""
         self.messages.seek(0)
         return self.messages.read()[-LAST_CHARACTERS:].decode(errors="replace")
 
     def cancel(self) -> None:
-        """Stop what it works on, as Ctrl-C does; after PATIENCE_S by force. `answer` tells how that ended."""
+        """Stop the child's work as Ctrl-C does, and after PATIENCE_S by force. `answer` tells how that ended."""
         if self.cancelling is None:
             self.cancelling = threading.Timer(PATIENCE_S, self.kill)
             self.cancelling.start()
@@ -216,26 +217,26 @@ class Child:
             self.process.send_signal(signal.SIGINT if os.name == "posix" else signal.SIGTERM)
 
     def kill(self) -> None:
-        """By force, with the processes that it has started."""
+        """End the child by force, with the processes that it has started."""
         if hasattr(os, "killpg") and not self.has_ended():
-            with suppress(ProcessLookupError, PermissionError):  # it leads no group yet
+            with suppress(ProcessLookupError, PermissionError):  # a new child leads no group yet
                 os.killpg(self.process.pid, signal.SIGKILL)
         with suppress(psutil.NoSuchProcess):
             self.process.kill()
 
     def has_ended(self, time_limit: float = 0.0) -> bool:
-        """Whether it ends within so many seconds."""
+        """Whether the child ends within so many seconds."""
         with suppress(psutil.TimeoutExpired):
             self.process.wait(time_limit)
             return True
         return False
 
-    def alive(self) -> bool:
-        """False in a fork of the owner too: the pipes are the owner's."""
+    def is_alive(self) -> bool:
+        """Whether this process can ask the child: a fork of the owner cannot, since the pipes are the owner's."""
         return self.owner == os.getpid() and not self.has_ended()
 
-    def killed_by(self) -> str:
-        """What signal ended it, in words; empty if it ended otherwise."""
+    def signal_in_words(self) -> str:
+        """Name the signal that ended the child; empty if it ended otherwise."""
         status = self.process.returncode or 0
         return f"signal {-status}" if status < 0 else ""
 
@@ -245,16 +246,16 @@ class Child:
         self.kill()
         self.process.wait()
         for stream in (self.requests, self.answers, self.messages):
-            with suppress(BrokenPipeError):  # what was not read before the end
+            with suppress(BrokenPipeError):  # the child may have ended before it read all of a request
                 stream.close()
 
 
 class Fork(Child):
-    """A child that has at once what another one has imported, as a fork of it. On Linux.
+    """A child that has at once what another child has imported, because it is a fork of that one; on Linux only.
 
     Args:
-        trunk: the other one. It must not have used a GPU, which a fork could not go on with.
-        environment: all of the fork's variables, for what is asked of them from now on.
+        trunk: the other child. It must not have used a GPU, since a fork could not go on using it.
+        environment: all environment variables of the fork. Libraries that have read theirs in the trunk keep those.
     """
 
     def __init__(self, trunk: Child, environment: Mapping[str, str], name: str) -> None:
@@ -266,7 +267,7 @@ class Fork(Child):
         read_answers, write_answers = os.pipe()
         self.requests = os.fdopen(write_requests, "wb")
         self.answers = os.fdopen(read_answers, "rb")
-        # The other two ends the fork opens by these names, before they are closed here.
+        # The fork opens the other two ends by these names, before they are closed here.
         pipes = [f"/proc/{os.getpid()}/fd/{end}" for end in (read_requests, write_answers)]
         try:
             self.process = psutil.Process(trunk.call(fork, dict(environment), *pipes))
@@ -274,15 +275,15 @@ class Fork(Child):
             os.close(read_requests)
             os.close(write_answers)
 
-    def killed_by(self) -> str:
-        return "a signal"  # whatever else goes wrong in a fork is its answer
+    def signal_in_words(self) -> str:
+        return "a signal"  # a fork answers with any other failure, so that only a signal ends it without an answer
 
 
-class Kept:
-    """Children by name, each started at its first call and kept for the next, ended with their caller.
+class ChildPool:
+    """A group of children by name. Each starts at its first call, stays for the next, and ends with its caller.
 
     Args:
-        at_most: so many live at a time; the oldest goes when there are more.
+        at_most: the number of children that live at a time; the oldest ends when there would be more.
     """
 
     def __init__(self, at_most: int = 1) -> None:
@@ -299,7 +300,7 @@ class Kept:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """`Child.call` of the child with this name; `make` makes it if there is none that lives."""
+        """Call a function in the child with this name, as `Child.call` does; `make` makes the child if none lives."""
         with self.lock:
             child = self.start(name, make)
             try:
@@ -307,13 +308,13 @@ class Kept:
             except WorkbenchError:
                 raise
             except BaseException:
-                self.end(name)  # an answer may still come: the next call must not get it
+                self.end(name)  # an answer may still come, which the next call must not get
                 raise
 
     def start(self, name: str, make: Callable[[], Child]) -> Child:
-        """The child; a new one loads its libraries while the caller does something else."""
+        """Return the child with this name; a new one loads its libraries while the caller does something else."""
         with self.lock:
-            if name not in self.children or not self.children[name].alive():
+            if name not in self.children or not self.children[name].is_alive():
                 self.end(name)
                 if len(self.children) >= self.at_most:
                     self.end(next(iter(self.children), None))
@@ -321,40 +322,43 @@ class Kept:
             return self.children[name]
 
     def end(self, name: str | None = None) -> None:
-        """End the child of this name, or all."""
-        for ended_name in [name] if name else [*self.children]:
-            if ended_name in self.children:
-                self.children.pop(ended_name).close()
+        """End the child of this name, or all children."""
+        for ending_name in [name] if name else [*self.children]:
+            if ending_name in self.children:
+                self.children.pop(ending_name).close()
 
 
 # ---- a child that need not import ----
 
-TRAINS = "workbench.training.run"  # what brings all libraries that a run needs
-TRUNK = Kept()
+# A process that imports this module has all libraries that a run needs. This room, which stands below that one, imports
+# nothing of it: it only tells a child its name.
+TRAINING_MODULE = "workbench.training.run"
+WARM_PROCESSES = ChildPool()
 
 
 def warm_up() -> Child:
-    """Start the process that `warm_child` will come from: it imports meanwhile."""
-    return TRUNK.start("trunk", lambda: Child(os.environ, [TRAINS], name="warm process"))
+    """Start the process that `warm_child` takes or forks; it imports the libraries of a run meanwhile."""
+    return WARM_PROCESSES.start("trunk", lambda: Child(os.environ, [TRAINING_MODULE], name="warm process"))
 
 
 def warm_child(name: str) -> Child:
-    """A child that has imported what trains. The first one waits until that is done, some seconds.
+    """Return a child that has imported the libraries of a run. The first call waits some seconds for that.
 
-    It is a fork where that can be. Elsewhere it is the warm process itself, and the next one must be warmed up anew.
+    The child is a fork where the warm process can be forked. Elsewhere it is the warm process itself, and the next one
+    must be warmed up anew.
     """
-    with TRUNK.lock:
+    with WARM_PROCESSES.lock:
         trunk = warm_up()
         if trunk.call(can_be_forked):
             return Fork(trunk, os.environ, name)
-        TRUNK.children.pop("trunk")
+        WARM_PROCESSES.children.pop("trunk")
         trunk.name = name
         return trunk
 
 
 def can_be_forked() -> bool:
-    """Whether this process is on Linux, and cannot have started a GPU's driver as it imported: no fork could go on with
-    that."""
+    """Whether a fork of this process could go on: on Linux, with a PyTorch that cannot have started a GPU's driver when
+    it was imported."""
     import torch
 
     return sys.platform == "linux" and torch.version.cuda is None and torch.version.hip is None
@@ -362,7 +366,7 @@ def can_be_forked() -> bool:
 
 # ---- in the child ----
 
-_pipes: list[IO[bytes]] = []  # that it serves
+_pipes: list[IO[bytes]] = []  # the pipes of requests and answers that this child serves
 
 
 def serve(modules: Sequence[str]) -> None:
@@ -372,49 +376,51 @@ def serve(modules: Sequence[str]) -> None:
     os.dup2(2, 1)
     # A shell that starts a job in the background lets it ignore interrupts, and its children with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Linux: if the host's memory runs out, this process goes, and not the caller
+    # If the host's memory runs out, Linux then ends this process, and not the caller.
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     for name in modules:
-        imported(name)
+        import_quickly(name)
     answer_all(requests, answers)
 
 
 def answer_all(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer one request after another until the caller closes the pipe."""
     _pipes[:] = [requests, answers]
     threading.Thread(target=end_with_caller, args=[requests], daemon=True).start()
     with suppress(EOFError):  # the caller has closed the pipe
         while True:
-            # a collection then leaves half a million objects of the libraries out
+            # Collections then leave out half a million objects of the libraries.
             with freeze_living_objects():
                 pickle.dump(reply_to(requests), answers)
                 answers.flush()
-                # of this call, before it is frozen by the next; the caller has the answer already
+                # Garbage of this call goes before the next call freezes it; the caller has the answer already.
                 collect_garbage()
 
 
 def end_with_caller(requests: IO[bytes]) -> None:
-    """End this process when the caller dies while it works. Windows has no way to look."""
+    """End this process when the caller dies while it works. On Windows nothing can be polled, and nothing is done."""
     if not hasattr(select, "poll"):
         return
     closed = select.poll()
-    closed.register(requests, 0)  # asks for nothing: that the other end closes is reported anyway
+    closed.register(requests, 0)  # no event is asked for, since the end of a pipe is always reported
     closed.poll()
     os._exit(1)
 
 
 def fork(environment: Mapping[str, str], requests: str, answers: str) -> int:
-    """The number of a fork of this process, which has this environment and serves the pipes of these names."""
+    """Fork this process, and return the fork's number. The fork has this environment and serves the pipes of these
+    names."""
     with open(requests, "rb") as fork_requests, open(answers, "wb") as fork_answers:
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for it
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the fork, which would stay as a zombie
         number = os.fork()
         if number:
             return number
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.setsid()  # so that what it starts can be ended with it
+            os.setsid()  # processes that the fork starts can then be ended with it
             for pipe in _pipes:
-                pipe.close()  # or nobody would see it when the process that was forked ends
+                pipe.close()  # an open copy would hide from the caller that the trunk ends
             os.environ.clear()
             os.environ.update(environment)
             answer_all(fork_requests, fork_answers)
@@ -423,12 +429,16 @@ def fork(environment: Mapping[str, str], requests: str, answers: str) -> int:
 
 
 def reply_to(requests: IO[bytes]) -> tuple[str, Any]:
-    """What the function of the next request returns or raises. Raises EOFError: there will be none."""
+    """Return ("answer", what the function of the next request returned) or ("error", what it raised).
+
+    Raises:
+        EOFError: the caller has closed the pipe.
+    """
     try:
         function, args, kwargs = pickle.load(requests)
     except EOFError:
         raise
-    except Exception as error:  # a class that cannot be imported here
+    except Exception as error:  # a class of the request, for example, cannot be imported here
         return "error", ConfigurationError(f"What was sent to another process cannot be read there: {error}")
     try:
         return "answer", function(*args, **kwargs)
@@ -436,5 +446,5 @@ def reply_to(requests: IO[bytes]) -> tuple[str, Any]:
         return "error", error
     except KeyboardInterrupt:
         return "error", LostChildError("it was cancelled.")
-    except BaseException:  # a rank that loses another ends itself by sys.exit
+    except BaseException:  # a rank that loses another one ends itself by sys.exit
         return "error", RuntimeError(traceback.format_exc())

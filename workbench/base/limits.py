@@ -9,19 +9,20 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def within(seconds: float, act: Callable[[], T]) -> T:
-    """What `act()` returns, or raises. It runs in a thread, which is told to end when its time is over.
+def call_within(seconds: float, act: Callable[[], T]) -> T:
+    """Return what `act()` returns, or raise what it raises. It runs in a thread, which is told to end when its time is
+    over.
 
     Raises:
-        TimeoutError: it takes longer. What is then inside a library written in another language goes on with the
-            process.
+        TimeoutError: it takes longer. A thread that is then inside a library of another language than Python goes on
+            until that returns, or until the process ends.
     """
     answers = SimpleQueue[tuple[T | None, BaseException | None]]()
 
     def work() -> None:
         try:
             answers.put((act(), None))
-        except BaseException as error:  # handed over, whatever it is
+        except BaseException as error:  # the caller raises it, whatever it is
             answers.put((None, error))
 
     thread = Thread(target=work, daemon=True)
@@ -32,6 +33,6 @@ def within(seconds: float, act: Callable[[], T]) -> T:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
         raise TimeoutError(f"it takes longer than {seconds:g} s") from None
     if error is not None:
-        # a library in Rust raises what is no Exception, and nobody would catch
+        # A library in Rust raises errors that are no Exception, which nobody would catch.
         raise error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
     return result  # type: ignore[return-value]

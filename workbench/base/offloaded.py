@@ -1,11 +1,11 @@
-"""Bytes that were moved out of device memory. Who moves them keeps the account, and a record reports its peak.
+"""The account of bytes that were moved out of device memory. Who moves them books them; a record reports the peak.
 
     HOST.take(nbytes)     # room in host memory, held from now on
     HOST.move(nbytes)     # written there, or read back
     HOST.release(nbytes)  # no longer held
 
-There is one account for each place in a process, as there is one allocator. What is counted are the bytes held on
-purpose, not the process's resident memory, which also holds libraries and caches and never says what grew.
+A process has one account for the host's memory and one for the disk, as it has one allocator. Only bytes that are held
+on purpose are counted; the process's resident memory also holds libraries and caches, and never says what grew.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Account:
-    """Bytes held now, their peak, and all bytes moved there or back since the last reset."""
+    """The bytes held now, their peak, and all bytes moved there or back since the last reset."""
 
     held_bytes: int = 0
     peak_bytes: int = 0
@@ -30,7 +30,7 @@ class Account:
         self.held_bytes -= nbytes
 
     def reset(self) -> None:
-        """A new run begins. What is still held stays held."""
+        """Begin a new run. What is still held stays held."""
         self.peak_bytes = self.held_bytes
         self.moved_bytes = 0
 

@@ -1,19 +1,21 @@
-"""What PyTorch's operations do, in words for people: `aten.mm.default` is a matrix product."""
+"""The names of PyTorch's operations in words for people: `aten.mm.default` is a matrix product."""
 
 import re
 
-from workbench.base.paths import beside
+from workbench.base.paths import read_beside
 
-WORDS: dict[str, str] = beside(__file__, "operations.json")
+WORDS: dict[str, str] = read_beside(__file__, "operations.json")
 
 
 def operation_in_words(operation: str) -> str:
-    """`aten._log_softmax_backward_data.default` is the gradient of log-softmax of the logits, as in the step to drag.
+    """Say what an operation does: `aten._log_softmax_backward_data.default` is the gradient of log-softmax of the
+    logits, as in the step to drag.
 
-    One that has no words keeps its name, without dots and underscores.
+    An operation that has no words in `operations.json` keeps its name, without dots and underscores.
     """
-    _, _, after_library = operation.partition(".")
-    name = (after_library.partition(".")[0] or operation).strip("_")
+    function = operation.partition(" in ")[0]
+    _, _, after_library = function.partition(".")
+    name = (after_library.partition(".")[0] or function).strip("_")
     of_one_tensor = name.removeprefix("foreach_")
     forward = re.sub(r"_backward(_data)?$", "", of_one_tensor)
     description = WORDS.get(forward, forward.replace("_", " "))

@@ -1,4 +1,4 @@
-"""`Result`: what every answer can do, be it a record, a prediction, a plan or an emulation."""
+"""`Result`, the base of every answer, be it a record, a prediction, a plan or an emulation."""
 
 import html
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a script imports, and which packages must be installed for it."""
+"""The imports of a script, and the packages that must be installed for it."""
 
 import ast
 import sys
@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from workbench.export.lines import WIDTH
 
-# the modules, and what the lines of `main` may use of each; "" is the module's own name
+# For each module, the names of it that the lines of `main` may use; "" stands for the module's own name.
 MODULES = {
     "csv": "",
     "gzip": "",
@@ -22,7 +22,8 @@ MODULES = {
     "trl": "SFTConfig SFTTrainer",
     "unittest.mock": "patch",
 }
-PACKAGES = {  # needed where a script has this text, beside what it imports
+# For each text, the package that a script needs if it has that text, though it does not import it.
+PACKAGES = {
     "BitsAndBytesConfig": "bitsandbytes",
     '"adamw_8bit"': "bitsandbytes",
     '"torchao.optim': "torchao",
@@ -32,24 +33,24 @@ PACKAGES = {  # needed where a script has this text, beside what it imports
 
 
 def imports_of(lines: str) -> set[tuple[str, str]]:
-    """(module, name) of what lines of `main` use; the name is empty for `import module`."""
+    """Return (module, name) of what the lines of `main` use; the name is "" for `import module`."""
     names = {node.id for node in ast.walk(ast.parse(lines)) if isinstance(node, ast.Name)}
     imports = set()
-    for module, offered in MODULES.items():
+    for module, known_names in MODULES.items():
         if module in names:
             imports.add((module, ""))
-        imports.update((module, name) for name in names.intersection(offered.split()))
+        imports.update((module, name) for name in names.intersection(known_names.split()))
     return imports
 
 
 def import_lines(imports: set[tuple[str, str]]) -> list[str]:
-    """As isort has them: the standard library first, plain imports before those of names."""
+    """Write import lines in isort's order: the standard library first, plain imports before those of names."""
     names_of = defaultdict(list)
     for module, name in sorted(imports, key=classes_first):
         names_of[module].append(name)
     standard: list[str] = []
     others: list[str] = []
-    # A module of which both is needed has its two lines beside each other, among the plain imports.
+    # A module that needs both kinds has its two lines beside each other, among the plain imports.
     for module in sorted(names_of, key=lambda module: ("" not in names_of[module], module)):
         lines = standard if module.partition(".")[0] in sys.stdlib_module_names else others
         names = names_of[module]
@@ -64,10 +65,12 @@ def import_lines(imports: set[tuple[str, str]]) -> list[str]:
 
 
 def classes_first(entry: tuple[str, str]) -> tuple[bool, str]:
+    """Return a key that sorts a module's names as isort does: classes first."""
     return entry[1].islower(), entry[1]
 
 
 def import_line(module: str, names: list[str]) -> str:
+    """Write the import of names of a module, on a line each if one line would be too long."""
     line = f"from {module} import {', '.join(names)}"
     if len(line) <= WIDTH:
         return line
@@ -76,9 +79,10 @@ def import_line(module: str, names: list[str]) -> str:
 
 
 def header(text: str) -> str:
-    """As PEP 723 has it, for `uv run`: the packages that a script imports, in the versions that are here."""
-    packages = {"torch"}  # the Trainer is made of it
-    # Functions that the script contains import some things only when they are called.
+    """Write the header of a script by PEP 723, for `uv run`: the packages that it imports, in the versions that are
+    installed here."""
+    packages = {"torch"}  # The Trainer needs it, whether or not the script imports it.
+    # All imports are read: functions that the script contains import some packages only when they are called.
     for node in ast.walk(ast.parse(text)):
         modules = []
         if isinstance(node, ast.ImportFrom):
@@ -90,13 +94,13 @@ def header(text: str) -> str:
     for needle, package in PACKAGES.items():
         if needle in text:
             packages.add(package)
-    pins = [f'#     "{pinned(package)}",' for package in sorted(packages)]
+    pins = [f'#     "{pin(package)}",' for package in sorted(packages)]
     return "\n".join(["# /// script", '# requires-python = ">=3.11"', "# dependencies = [", *pins, "# ]", "# ///"])
 
 
-def pinned(package: str) -> str:
-    """The package as it is installed here; if it is not, in any version."""
-    # transformers with what its Trainer needs
+def pin(package: str) -> str:
+    """Return the requirement of a package in the version that is installed here; in any version if it is not."""
+    # The extra brings what transformers' Trainer needs.
     requirement = "transformers[torch]" if package == "transformers" else package
     with suppress(PackageNotFoundError):
         requirement += f"=={version(package).partition('+')[0]}"

@@ -1,4 +1,4 @@
-"""Lines of Python, as a script has them: calls, what these need, and how they are broken."""
+"""Lines of Python for a script: calls, the functions that these need, and the breaking of long lines."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
@@ -8,15 +8,15 @@ from typing import Any
 from workbench.export.sources import Sources
 from workbench.techniques.base import Call
 
-WIDTH = 88  # of a line, ruff's own
-INDENT = 4  # of the lines of `main`
+WIDTH = 88  # the most characters of a line, ruff's default
+INDENT = 4  # the spaces before each line of `main`
 
 
 class Lines:
-    """Lines of `main`, one after another.
+    """The lines of `main`, without their indentation.
 
     Attributes:
-        sources: definitions and imports that they need.
+        sources: the definitions and imports that the lines need.
     """
 
     def __init__(self) -> None:
@@ -24,6 +24,7 @@ class Lines:
         self.sources = Sources()
 
     def add(self, *lines: str) -> None:
+        """Add lines as they are."""
         self.lines += lines
 
     def add_call(
@@ -33,11 +34,13 @@ class Lines:
         arguments: list[str],
         settings: Mapping[str, Any],
     ) -> None:
-        """A call, as in `args = TrainingArguments(…)`, after the calls that make its settings; a call that is the only
-        setting stands in it.
+        """Add a call, such as `args = TrainingArguments(…)`, after the calls that make its settings. A single setting
+        that is a call stands inside of it.
 
         Args:
-            target: what it is assigned to, as in `"args = "`; empty for nothing.
+            target: the assignment, such as `"args = "`; "" for none.
+            arguments: as source.
+            settings: keyword arguments by name, as values.
         """
         opening = f"{target}{function}("
         closing = ")"
@@ -48,29 +51,31 @@ class Lines:
                 closing = "))"
                 arguments = []
                 settings = call.settings
-        written = [self.setting(name, value) for name, value in settings.items()]
-        self.add(broken(opening, [*arguments, *written], closing))
+        keywords = [self.setting(name, value) for name, value in settings.items()]
+        self.add(wrap_call(opening, [*arguments, *keywords], closing))
 
     def add_calls(self, target: str, arguments: list[str], calls: Iterable[Call | None]) -> None:
-        """The calls that there are of a technique's or of several, with the functions that they need."""
+        """Add the techniques' calls, leaving out None, and the functions that they need."""
         for call in calls:
             if call is not None:
                 self.add_call(target, self.sources.add(call.function), arguments, call.settings)
 
     def setting(self, name: str, value: Any) -> str:
-        """`name=value`. A value that is made by a call gets lines of its own before, and is given by its name."""
+        """Return `name=value` as source. A value that a call makes gets a line of its own before, and stands here by
+        its name."""
         if isinstance(value, Call):
             self.add_calls(f"{name} = ", [], [value])
             return f"{name}={name}"
         return f"{name}={self.sources.add(value) if callable(value) else literal(value)}"
 
 
-def broken(opening: str, items: list[str], closing: str) -> str:
-    """One line; or if it would be long, as few as hold the items, which ruff is told to leave so."""
+def wrap_call(opening: str, items: list[str], closing: str) -> str:
+    """Return a call on one line or, if that would be long, on as few as hold the items, with a comment that has ruff
+    leave them so."""
     line = f"{opening}{', '.join(items)}{closing}"
     if len(line) <= WIDTH - INDENT:
         return line
-    # An item stays in one piece: its spaces are no places to break at.
+    # An item stays in one piece, so its spaces are hidden from `wrap`.
     text = " ".join(f"{item},".replace(" ", "\0") for item in items)
     wrapped = wrap(text, WIDTH - 2 * INDENT, break_long_words=False, break_on_hyphens=False)
     inside = [f"    {line}".replace("\0", " ") for line in wrapped]
@@ -78,13 +83,13 @@ def broken(opening: str, items: list[str], closing: str) -> str:
 
 
 def literal(value: Any) -> str:
-    """Python source of a value; texts in double quotes, if there is none in them."""
-    written = repr(value)
-    return written if '"' in written else written.replace("'", '"')
+    """Return the Python source of a value; texts have double quotes, unless there are any in them."""
+    source = repr(value)
+    return source if '"' in source else source.replace("'", '"')
 
 
-def near(path: str) -> str:
-    """Relative to the working directory, where the script will be run, if it lies below it."""
+def relative_path(path: str) -> str:
+    """Return a path relative to the working directory, where the script will be run, if it lies below it."""
     pure = PurePath(path)
     here = Path.cwd()
     return pure.relative_to(here).as_posix() if pure.is_relative_to(here) else path

@@ -1,4 +1,7 @@
-"""What other programs' settings mean: first in the names of Hugging Face's classes, and from there in a recipe."""
+"""The translation of other programs' settings: into the names of Hugging Face's classes, and from there into a recipe.
+
+All rules stand in `foreign.toml`; no setting is named here.
+"""
 
 import json
 import math
@@ -11,25 +14,28 @@ from typing import Any
 
 from workbench.base.errors import ConfigurationError
 from workbench.base.settings import parse_settings
-from workbench.export.owners import checked, classes_of, owner, versioned
+from workbench.export.owners import classes_of, convert, owner, title_with_version
 from workbench.export.pasted import INSTEAD, Section, Unwritten
-from workbench.export.whose import FOREIGN, PROGRAMS, flattened, like
+from workbench.export.whose import FOREIGN, PROGRAMS, flatten, matches_any
 from workbench.recipe import DECIDED, Recipe
 from workbench.techniques import parse_technique
 
-OFF = ("", "false", "no", "none", "null", "off", "0", "[]", "{}")
-NAMES = re.compile(r"[\w.\-,\s\"'\[\]]*")  # of matrices, and no pattern of them
+OFF = ("", "false", "no", "none", "null", "off", "0", "[]", "{}")  # texts of a setting that is switched off
+NAMES = re.compile(r"[\w.\-,\s\"'\[\]]*")  # matches a list of matrices' names, and no pattern of names
+
+Table = Mapping[str, Any]  # a table of foreign.toml, or settings by name
+Texts = Mapping[str, str]
 
 
 @dataclass
-class Brought:
-    """A recipe, and what became of each setting of the text: one of three answers.
+class ImportedRecipe:
+    """A recipe from other programs' settings, with one of three answers to each of them.
 
     Attributes:
-        program: whose settings they were, with the version whose fields were read.
-        understood: their settings, and what that is here.
-        harmless: their settings, and why they have no part in a prediction.
-        not_understood: their settings, and what is missing for them.
+        program: the program whose settings they were, with the version whose fields were read.
+        understood: (setting, what it is in the recipe).
+        harmless: (setting, why it has no part in a prediction).
+        not_understood: (setting, what is missing for it).
     """
 
     recipe: Recipe
@@ -40,7 +46,7 @@ class Brought:
 
     @property
     def without(self) -> str:
-        """What a headline has to say beside a prediction of the recipe; empty where all is understood."""
+        """The words that a headline needs beside a prediction of the recipe; "" if all settings are understood."""
         names = list(dict.fromkeys(theirs.partition(":")[0] for theirs, _ in self.not_understood))
         if not names:
             return ""
@@ -49,15 +55,17 @@ class Brought:
 
 
 class Settings:
-    """Settings of a file, or of the calls of a script, in the names of Hugging Face's classes.
+    """The settings of a file, or of the calls of a script. A stated name is the program's own; Hugging Face's names are
+    those of its classes' fields. The text of a value is as YAML writes it.
 
     Attributes:
-        stated: each as it stands there, of its field's type where a class has it.
-        stated_texts: the same as texts, what is inside of another by `outer.inner`, without what only a run would know.
-        defaults: texts of what is not stated, by Hugging Face's names.
-        texts: of all, by Hugging Face's names.
-        origins: by Hugging Face's names, the stated ones that they come from.
-        current: Hugging Face's names, by the stated ones.
+        titles: the programs, with their versions.
+        stated: values by stated name, of the field's type if a class has the field.
+        stated_texts: texts by stated name, `outer.inner` for what is inside of another, without what only a run knows.
+        defaults: texts of the defaults, by Hugging Face's name.
+        texts: texts of all settings, stated or default, by Hugging Face's name.
+        origins: the stated names that a Hugging Face's name comes from.
+        current: Hugging Face's name by stated name.
     """
 
     def __init__(self) -> None:
@@ -70,13 +78,13 @@ class Settings:
         self.current: dict[str, str] = {}
 
     def add(self, program: str, section: Section) -> None:
-        """Take what a section has, over the defaults of its classes and of its program.
+        """Add the settings of a section, over the defaults of its classes and of its program.
 
         Raises ConfigurationError: a value is not of its field's type, or an old name and its successor disagree.
         """
         table = PROGRAMS[program]
         package = table.get("package", "transformers")
-        title = versioned(table["title"], table.get("package", ""))
+        title = title_with_version(table["title"], table.get("package", ""))
         self.titles.append(title)
         types: dict[str, Any] = {}
         defaults: dict[str, str] = {}
@@ -85,71 +93,72 @@ class Settings:
             types = fields.types | types
             for field_name, value in fields.defaults.items():
                 text = plain_text(value)
-                if text:  # else the successor of an older name would hide its default
-                    defaults.setdefault(in_their_names(field_name, table), text)
+                if text:  # An empty default of a newer name would hide the default of the older one.
+                    defaults.setdefault(current_name(field_name, table), text)
         defaults |= table.get("defaults", {})
         self.defaults |= defaults
         stated = {}
         for name, value in section.settings.items():
-            if name.isdigit():  # an argument without a name
+            if name.isdigit():  # The argument of a call has no name, but a position.
                 name = [*types, *table.get("names", {})][int(name)]
-            if "only" in table and not like(name, table["only"]):
+            if "only" in table and not matches_any(name, table["only"]):
                 continue
             current = FOREIGN["renamed"].get(name, [name])[0]
             value = FOREIGN["renamed_values"].get(f"{current}={value}", [value])[0]
             if current in types and not isinstance(value, Unwritten):
-                value = checked(value, types[current], f"{title}: {name}")
+                value = convert(value, types[current], f"{title}: {name}")
             stated[name] = value
         self.stated |= stated
-        self._translate(table, stated, defaults)
+        self._rename(table, stated, defaults)
 
-    def _translate(self, table: Mapping[str, Any], stated: Mapping[str, Any], defaults: Mapping[str, str]) -> None:
+    def _rename(self, table: Table, stated: Table, defaults: Texts) -> None:
+        """Write a section's settings in Hugging Face's names, and add those that its program's values imply."""
         texts = {}
-        for name, value in flattened(stated).items():
+        for name, value in flatten(stated).items():
             if not isinstance(value, Unwritten):
                 texts[name] = plain_text(value)
         self.stated_texts |= texts
         current_texts: dict[str, str] = {}
         for name, text in texts.items():
-            current = in_their_names(name, table)
+            current = current_name(name, table)
             if current_texts.setdefault(current, text) != text:
                 raise ConfigurationError(f"recipe: {name} is another name of {current}, and they differ. Keep one.")
             self.origins[current].add(name)
             self.current[name] = current
-        there = {**defaults, **texts}
-        for conditions, gifts in {**FOREIGN["values"], **table.get("values", {})}.items():
+        before = {**defaults, **texts}
+        for conditions, implied in {**FOREIGN["values"], **table.get("values", {})}.items():
             wanted = dict(condition.split("=") for condition in conditions.split())
-            if not all_hold(wanted, there):
+            if not all_hold(wanted, before):
                 continue
-            current_texts |= gifts
+            current_texts |= implied
             origin = conditions.partition("=")[0]
             if origin in texts:
-                for name in gifts:
+                for name in implied:
                     self.origins[name].add(origin)
                     self.current[origin] = name
         self.texts |= {**defaults, **current_texts}
 
-    def translated(self, recipe: Recipe) -> Brought:
-        """The recipe that they mean. Raises ConfigurationError: a value is refused, or what it is for."""
-        brought = Brought(recipe, ", ".join(dict.fromkeys(self.titles)))
+    def translate(self, recipe: Recipe) -> ImportedRecipe:
+        """Return the recipe with what the settings mean. Raises ConfigurationError: a value or a setting is refused."""
+        imported = ImportedRecipe(recipe, ", ".join(dict.fromkeys(self.titles)))
         used: set[str] = set()
         for rule in FOREIGN["rule"]:
             names = [name for name in names_of(rule) if self.texts.get(name)]
             if names and all_hold(rule.get("when", {}), self.texts):
-                self._apply(rule, names, brought)
+                self._follow(rule, names, imported)
                 for name in names:
                     used |= self.origins[name]
         for name, value in self.stated.items():
-            parts = flattened({name: value})
+            parts = flatten({name: value})
             if not used & parts.keys():
-                parts = {name: value}  # answered in one piece
+                parts = {name: value}  # No rule is about a part of it, so it is answered in one piece.
             for part_name, part in parts.items():
                 if part_name not in used:
-                    self._answer(part_name, part, brought)
-        return brought
+                    self._answer(part_name, part, imported)
+        return imported
 
-    def _apply(self, rule: Mapping[str, Any], names: list[str], brought: Brought) -> None:
-        """Do what a rule says, and say it."""
+    def _follow(self, rule: Table, names: list[str], imported: ImportedRecipe) -> None:
+        """Change the recipe by a rule, and answer the settings that the rule is about."""
         shown = []
         for name in names:
             origins = sorted(f"{origin}: {self.stated_texts[origin]:.90}" for origin in self.origins[name])
@@ -158,46 +167,46 @@ class Settings:
         try:
             if "refuses" in rule:
                 raise ValueError(f"{rule['refuses']}. {INSTEAD}")
-            brought.recipe, ours = applied(rule, self.texts, brought.recipe)
+            imported.recipe, ours = apply_rule(rule, self.texts, imported.recipe)
         except ValueError as error:
-            raise ConfigurationError(f"{brought.program}: {theirs}: {error}") from None
+            raise ConfigurationError(f"{imported.program}: {theirs}: {error}") from None
         if "lacks" in rule:
-            brought.not_understood.append((theirs, f"{ours}; {rule['lacks']}".removeprefix("; ")))
+            imported.not_understood.append((theirs, f"{ours}; {rule['lacks']}".removeprefix("; ")))
         else:
-            brought.understood.append((theirs, ours))
+            imported.understood.append((theirs, ours))
 
-    def _answer(self, name: str, value: Any, brought: Brought) -> None:
-        """What becomes of a setting that no rule is about."""
+    def _answer(self, name: str, value: Any, imported: ImportedRecipe) -> None:
+        """Answer a setting that no rule is about: one of TrainingArguments goes into the recipe."""
         text = plain_text(value)
         current = self.current.get(name, name)
         theirs = f"{name}: {text:.90}"
         if name in FOREIGN["renamed"]:
             theirs = f"{name} ({current} since {FOREIGN['renamed'][name][1]}): {text:.90}"
         if text == self.defaults.get(current) or (current not in self.defaults and text.lower() in OFF):
-            return  # as it would be without
+            return  # It changes nothing.
         if isinstance(value, bool):
             value = self.texts.get(current, value)
         types = owner("transformers", "TrainingArguments").types
         decided = []
         for patterns, instead in DECIDED.items():
-            if like(f"{current}={text}".replace(" ", ""), patterns):
+            if matches_any(f"{current}={text}".replace(" ", ""), patterns):
                 decided.append(instead)
         harmless = reason_for(current, text, FOREIGN["harmless"])
         if harmless:
-            brought.harmless.append((theirs, harmless))
+            imported.harmless.append((theirs, harmless))
         elif isinstance(value, Unwritten):
-            brought.not_understood.append((theirs, "its value is known only when it runs; the default is taken"))
+            imported.not_understood.append((theirs, "its value is known only when it runs; the default is taken"))
         elif current in types and not decided and "=" not in text:
-            argument = {current: checked(value, types[current], f"{brought.program}: {name}")}
-            brought.recipe = replace(brought.recipe, arguments={**brought.recipe.arguments, **argument})
-            brought.understood.append((theirs, f"arguments.{current} = {plain_text(argument[current]):.90}"))
+            argument = {current: convert(value, types[current], f"{imported.program}: {name}")}
+            imported.recipe = replace(imported.recipe, arguments={**imported.recipe.arguments, **argument})
+            imported.understood.append((theirs, f"arguments.{current} = {plain_text(argument[current]):.90}"))
         else:
-            why = reason_for(current, text, FOREIGN["reasons"]) or " ".join(decided) or "not known here"
-            brought.not_understood.append((theirs, why))
+            reason = reason_for(current, text, FOREIGN["reasons"]) or " ".join(decided) or "not known here"
+            imported.not_understood.append((theirs, reason))
 
 
-def in_their_names(name: str, table: Mapping[str, Any]) -> str:
-    """Hugging Face's name of a setting, with what it is inside of."""
+def current_name(name: str, table: Table) -> str:
+    """Return Hugging Face's name of a program's setting, `outer.inner` for one that is inside of another."""
     names = table.get("names", {})
     if name in names:
         return str(names[name])
@@ -206,14 +215,14 @@ def in_their_names(name: str, table: Mapping[str, Any]) -> str:
 
 
 def plain_text(value: Any) -> str:
-    """A value as YAML would have it; "" for none."""
+    """Return a value as YAML writes it; "" for None."""
     text = value if isinstance(value, str) else json.dumps(value, default=str).removesuffix(".0")
     return "" if text == "null" else text.strip()
 
 
-def names_of(rule: Mapping[str, Any]) -> list[str]:
-    """The settings that a rule is about."""
-    names: dict[str, None] = {}  # once, and in order
+def names_of(rule: Table) -> list[str]:
+    """List the settings that a rule is about, each once, in the rule's order."""
+    names: dict[str, None] = {}
     for name, patterns in rule.get("when", {}).items():
         if "refuses" in rule or not patterns.startswith("!"):
             names[name] = None
@@ -222,8 +231,8 @@ def names_of(rule: Mapping[str, Any]) -> list[str]:
     return list(names)
 
 
-def all_hold(conditions: Mapping[str, str], texts: Mapping[str, str]) -> bool:
-    """Whether each text matches one of the patterns of its name, or, where these begin with a !, none."""
+def all_hold(conditions: Texts, texts: Texts) -> bool:
+    """Whether each text matches one of the patterns of its name; or none of them, if the patterns begin with a `!`."""
     for name, patterns in conditions.items():
         text = texts.get(name, "").lower()
         alternatives = patterns.removeprefix("!").lower().split("|")
@@ -233,16 +242,16 @@ def all_hold(conditions: Mapping[str, str], texts: Mapping[str, str]) -> bool:
     return True
 
 
-def reason_for(name: str, text: str, reasons: Mapping[str, str]) -> str:
-    """The first whose patterns are like the setting's name, or like name=value."""
+def reason_for(name: str, text: str, reasons: Texts) -> str:
+    """Return the first reason whose patterns match a setting's name, or `name=text`; "" if there is none."""
     for reason, patterns in reasons.items():
-        if like(name, patterns) or like(f"{name}={text}", patterns):
+        if matches_any(name, patterns) or matches_any(f"{name}={text}", patterns):
             return reason
     return ""
 
 
-def applied(rule: Mapping[str, Any], texts: Mapping[str, str], recipe: Recipe) -> tuple[Recipe, str]:
-    """The recipe with what a rule sets, and that in words."""
+def apply_rule(rule: Table, texts: Texts, recipe: Recipe) -> tuple[Recipe, str]:
+    """Return the recipe with what a rule sets, and the same in words."""
     values = {}
     for name, parts in rule.get("set", {}).items():
         value = value_of(name, [texts[part] for part in parts if texts.get(part)])
@@ -251,7 +260,7 @@ def applied(rule: Mapping[str, Any], texts: Mapping[str, str], recipe: Recipe) -
     values |= rule.get("fixed", {})
     ours = ",".join(f"{name}:{value}" for name, value in values.items())
     if "technique" in rule:
-        ours = f"{rule['technique']}={ours}".rstrip("=")  # as on the command line
+        ours = f"{rule['technique']}={ours}".rstrip("=")  # The command line has this form.
         recipe |= parse_technique(ours)
     else:
         recipe = replace(recipe, **parse_settings(Recipe, values, "recipe"))
@@ -261,7 +270,10 @@ def applied(rule: Mapping[str, Any], texts: Mapping[str, str], recipe: Recipe) -
 
 
 def value_of(name: str, texts: list[str]) -> str:
-    """The text of a setting: in our words; of several numbers the product. Raises ValueError for no number."""
+    """Return the value of a recipe's setting: its translation if there is one, or the product of several numbers.
+
+    Raises ValueError: one of several texts is no whole number.
+    """
     translations = FOREIGN["words"].get(name)
     if translations:
         if not all(NAMES.fullmatch(text) for text in texts):

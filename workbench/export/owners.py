@@ -1,6 +1,7 @@
-"""The classes of settings that other libraries have: their own fields, types and defaults. None is ever made here.
+"""The classes in which other libraries hold settings: their fields, types and defaults.
 
-Making one looks at the device, changes what accelerate knows of this process, and refuses on a CPU what a GPU takes.
+No object of them is ever made: that would look at the device, change what accelerate knows of this process, and refuse
+on a CPU what a GPU takes.
 """
 
 from collections.abc import Mapping
@@ -12,8 +13,8 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from workbench.base.errors import ConfigurationError, UnavailableError, brief, explained
-from workbench.base.settings import checker
+from workbench.base.errors import ConfigurationError, UnavailableError, brief, explain_errors
+from workbench.base.settings import type_adapter
 from workbench.export.pasted import Section
 
 
@@ -21,8 +22,8 @@ class Owner(NamedTuple):
     """The fields of a class.
 
     Attributes:
-        types: of each field.
-        defaults: of the fields that have one.
+        types: the type of each field.
+        defaults: the default of each field that has one.
     """
 
     types: dict[str, Any]
@@ -31,11 +32,11 @@ class Owner(NamedTuple):
 
 @cache
 def owner(package: str, name: str) -> Owner:
-    """The fields of a class. Raises UnavailableError: its package is not installed, or has no such class."""
+    """Read the fields of a class. Raises UnavailableError: its package is not installed, or has no such class."""
     cls = getattr(import_module(package), name, None) if find_spec(package) else None
     if cls is None:
         raise UnavailableError(f"recipe: these settings are of {package}'s {name}. Install it: pip install {package}")
-    # not `field.type`, which an HfArgumentParser in the same process has rewritten
+    # An HfArgumentParser in the same process may have rewritten `field.type`, so hints are read.
     hints = get_type_hints(cls)
     types = {}
     defaults = {}
@@ -48,24 +49,25 @@ def owner(package: str, name: str) -> Owner:
     return Owner(types, defaults)
 
 
-def versioned(title: str, package: str) -> str:
-    """The title of a program with the version whose fields are read."""
+def title_with_version(title: str, package: str) -> str:
+    """Return the title of a program with the version of the package whose fields are read, if it is installed."""
     return f"{title} ({package} {version(package)})" if package and find_spec(package) else title
 
 
-def checked(value: Any, annotation: Any, setting_name: str) -> Any:
-    """The value as the field's type has it, from a command line's text too.
+def convert(value: Any, annotation: Any, setting_name: str) -> Any:
+    """Convert a value, which may be a command line's text, to the field's type; an Enum becomes its value.
 
     Raises ConfigurationError: it is of another type, or none of a fixed list of choices.
     """
     if value == "auto" and str not in get_args(annotation):
         cure = "The Trainer puts its own number in the place of DeepSpeed's auto. Write the number."
         raise ConfigurationError(f"{setting_name}: auto is no value. {cure}")
-    with explained(f"{setting_name} cannot be {brief(value)}", "See the documentation of this class."):
-        value = checker(annotation).validate_python(value)
+    with explain_errors(f"{setting_name} cannot be {brief(value)}", "See the documentation of this class."):
+        value = type_adapter(annotation).validate_python(value)
     if isinstance(value, Enum):
         return value.value
-    for part in get_args(annotation):  # of `Enum | str`, where pydantic takes any text
+    # For `Enum | str` pydantic takes any text, so the choices are checked here.
+    for part in get_args(annotation):
         if isinstance(part, type) and issubclass(part, Enum) and value is not None:
             choices = [str(choice.value) for choice in part]
             if str(value) not in choices:
@@ -74,13 +76,14 @@ def checked(value: Any, annotation: Any, setting_name: str) -> Any:
 
 
 def classes_of(table: Mapping[str, Any], section: Section) -> list[str]:
-    """The classes whose fields a section has: the one that is called, or those of which a file has any."""
+    """List the classes whose fields a section has: the one that is called, or for a file the program's first class and
+    those of which it has any field."""
     package = table.get("package", "transformers")
     if section.owner:
         return [section.owner] if "classes" in table else []
     if package == "peft":
         adapter = section.settings.get("peft_type", "LORA")
-        return [name for name, its_adapter in adapters().items() if its_adapter == adapter]
+        return [name for name, kind in adapters().items() if kind == adapter]
     first, *others = table.get("classes", [""])
     with_fields = [name for name in others if section.settings.keys() & owner(package, name).types.keys()]
     return [first, *with_fields] if first else []
@@ -88,7 +91,7 @@ def classes_of(table: Mapping[str, Any], section: Section) -> list[str]:
 
 @cache
 def adapters() -> dict[str, str]:
-    """PEFT's classes of settings, and the adapter that each is of."""
+    """Return the kind of adapter of each of PEFT's classes of settings, by the class's name."""
     from peft import PEFT_TYPE_TO_CONFIG_MAPPING
 
     return {cls.__name__: peft_type.value for peft_type, cls in PEFT_TYPE_TO_CONFIG_MAPPING.items()}

@@ -1,4 +1,4 @@
-"""What people paste as settings: JSON, YAML, TOML, a command line, or calls in a Python script, which is never run."""
+"""The reading of pasted settings: JSON, YAML, TOML, a command line, or calls in a Python script, which is never run."""
 
 import ast
 import json
@@ -11,33 +11,33 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from workbench.base.errors import explained
+from workbench.base.errors import explain_errors
 
 INSTEAD = "Run its own script on a card in software: workbench emulate --gpu CARD -- python SCRIPT"
 CURE = (
     "Paste a recipe of the workbench, TrainingArguments, a command line, calls of a script, "
     "or a file of TRL, PEFT, accelerate, DeepSpeed, LLaMA-Factory or axolotl."
 )
-LIMIT = 100_000  # characters
-ASSIGNMENT = re.compile(r"(?m)^[\w.\"-]+\s*=")  # of TOML
+LIMIT = 100_000  # the most characters of a text: files of settings are far shorter
+ASSIGNMENT = re.compile(r"(?m)^[\w.\"-]+\s*=")  # a line of TOML
 CALL = re.compile(r"\b(\w*(Config|Arguments|Trainer)|from_pretrained|FastLanguageModel\.\w+)\s*\(")
 OPTION = re.compile(r"(?:^|\s)--[A-Za-z]")
-FILLED_IN = re.compile(r"\$[\w{(]")  # by a shell
-COMMENT = re.compile(r"(?m)(?:^|\s)#.*|`#[^`]*`")  # the second inside a command of several lines
-TO_ANOTHER = re.compile(r"[0-9&]*[<>]|[|;&]+$")  # where a command's own words end
-BY_NAME = ("torch", "TaskType")  # modules whose attributes are known by their own names
+FILLED_IN = re.compile(r"\$[\w{(]")  # a value that a shell fills in
+COMMENT = re.compile(r"(?m)(?:^|\s)#.*|`#[^`]*`")  # `#…` in backquotes is one inside a command of several lines
+TO_ANOTHER = re.compile(r"[0-9&]*[<>]|[|;&]+$")  # a redirection, or the beginning of another command
+BY_NAME = ("torch", "TaskType")  # Attributes of these are their own names as settings: torch.bfloat16 is bfloat16.
 
 
 class Unwritten(str):
-    """The text of a value that only a run would know."""
+    """The source of a value that only a run would know."""
 
 
 class Section(NamedTuple):
-    """Settings of one class of a script, or of a whole file.
+    """The settings of one call of a script, or of a whole file.
 
     Attributes:
-        owner: the name of the class that is called; empty for a file.
-        before_options: of a command, what stands before its options; None of others.
+        owner: the name of the class or function that is called; "" for a file or a command.
+        before_options: the words of a command before its options; None for a file or a script.
     """
 
     owner: str
@@ -46,16 +46,16 @@ class Section(NamedTuple):
 
 
 def read_sections(text: str) -> list[Section]:
-    """The settings in a text. Raises ConfigurationError: it is none of these forms, or names a setting twice."""
+    """Read the settings in a text. Raises ConfigurationError: it has none of these forms, or names a setting twice."""
     text = text.strip("\ufeff \r\n")
     form = form_of(text[:LIMIT])
-    with explained(f"recipe: this cannot be read as {form}", CURE):
+    with explain_errors(f"recipe: this cannot be read as {form}", CURE):
         if len(text) > LIMIT:
             raise ValueError(f"it has more than {LIMIT:,} characters")
         if form == "Python":
-            return calls(text)
+            return read_calls(text)
         if form == "a command":
-            return [command(text)]
+            return [read_command(text)]
         settings = PARSERS[form](text)
         if not isinstance(settings, dict):
             raise ValueError(f"it has not each setting by its name, as in {{name: value}}, but is {settings!r:.90}")
@@ -63,7 +63,8 @@ def read_sections(text: str) -> list[Section]:
 
 
 def form_of(text: str) -> str:
-    text = COMMENT.sub("", text)  # in which there may be a command that uses the file
+    """Tell the form of a text: JSON, Python, a command, TOML or YAML."""
+    text = COMMENT.sub("", text)  # A comment of a file may show the command that uses it.
     if text.startswith("{"):
         return "JSON"
     if CALL.search(text):
@@ -73,8 +74,8 @@ def form_of(text: str) -> str:
     return "TOML" if ASSIGNMENT.search(text) else "YAML"
 
 
-def each_once(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A dictionary of pairs. Raises ValueError: a name is there twice, of which most parsers keep the last."""
+def unique_names(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Make a dictionary of pairs. Raises ValueError: a name is there twice; most parsers keep the last in silence."""
     settings: dict[Any, Any] = {}
     for name, value in pairs:
         if name in settings:
@@ -84,28 +85,27 @@ def each_once(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 class Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML without aliases, a few of which can fill the memory, and with each name once."""
+    """A loader of YAML that refuses aliases, a few of which can fill the memory, and names that are there twice."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise ValueError("it has aliases (*name): write out what they stand for")
         return super().compose_node(parent, index)
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        each_once((self.construct_object(key, deep=True), None) for key, _ in node.value)
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
-        return mapping
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        unique_names((self.construct_object(key, deep=True), None) for key, _ in node.value)
+        return super().construct_mapping(node, deep=deep)
 
 
 PARSERS: dict[str, Callable[[str], Any]] = {
-    "JSON": lambda text: json.loads(text, object_pairs_hook=each_once),
+    "JSON": lambda text: json.loads(text, object_pairs_hook=unique_names),
     "TOML": tomllib.loads,
     "YAML": lambda text: yaml.load(text, Loader),
 }
 
 
-def command(text: str) -> Section:
-    """The options of a command line, those of what starts it (accelerate, torchrun) included."""
+def read_command(text: str) -> Section:
+    """Read the options of a command line, those of a launcher (accelerate, torchrun) included."""
     lines = re.sub(r"\\(\r?\n|$)", " ", COMMENT.sub("", text)).splitlines()
     commands = list(filter(OPTION.search, lines))
     if len(commands) > 1 and not all(line.lstrip().startswith("--") for line in commands):
@@ -123,12 +123,13 @@ def command(text: str) -> Section:
             pairs[-1][1].append(token)
         else:
             before_options.append(token.rpartition("/")[2])
-    settings = each_once((name, option_value(values)) for name, values in pairs)
+    settings = unique_names((name, option_value(values)) for name, values in pairs)
     return Section("", settings, tuple(before_options))
 
 
 def option_value(values: list[str]) -> Any:
-    """As YAML reads it: a number, a truth, a text or a dictionary; of an option alone, true; of several, a list."""
+    """Read an option's value as YAML: a number, a boolean, a text or a dictionary; several values are a list, and an
+    option without a value is true."""
     if not values:
         return True
     parts = []
@@ -137,9 +138,10 @@ def option_value(values: list[str]) -> Any:
     return parts if len(parts) > 1 else parts[0]
 
 
-def calls(text: str) -> list[Section]:
-    """The calls in a script, each with what is written out of its arguments. Raises ValueError: a class twice."""
-    text = re.sub(r"(?m)^[^\S\n]*[!%].*", "", text)  # a notebook's own commands
+def read_calls(text: str) -> list[Section]:
+    """Read the calls of settings' classes in a script, with their arguments. Raises ValueError: a name is there twice
+    in one call."""
+    text = re.sub(r"(?m)^[^\S\n]*[!%].*", "", text)  # A notebook's own commands are no Python.
     tree = ast.parse(dedent(text))
     assigned: dict[str, list[ast.expr]] = {}
     for node in ast.walk(tree):
@@ -149,27 +151,36 @@ def calls(text: str) -> list[Section]:
     sections = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and CALL.search(f"{ast.unparse(node.func)}("):
-            sections.append(Section(ast.unparse(node.func), called_with(node, constants)))
+            sections.append(Section(ast.unparse(node.func), call_arguments(node, constants)))
     return sections
 
 
-def called_with(node: ast.Call, constants: dict[str, ast.expr]) -> dict[str, Any]:
+def call_arguments(node: ast.Call, constants: dict[str, ast.expr]) -> dict[str, Any]:
+    """Return the arguments of a call by name, or by position as "0", "1". A variable that holds what another
+    call made is left out.
+
+    Args:
+        constants: the expressions of the script's variables that are assigned once.
+    """
     pairs: list[tuple[str, Any]] = []
     for position, argument in enumerate(node.args):
-        pairs.append((str(position), written(argument, constants)))
+        pairs.append((str(position), read_value(argument, constants)))
     for keyword in node.keywords:
-        value = written(keyword.value, constants)
+        value = read_value(keyword.value, constants)
         if keyword.arg:
             pairs.append((keyword.arg, value))
         elif isinstance(value, dict):
             pairs += value.items()
         else:
             pairs.append(("**", value))
-    return each_once((name, value) for name, value in pairs if value is not NotImplemented)
+    return unique_names((name, value) for name, value in pairs if value is not NotImplemented)
 
 
-def written(node: ast.expr, constants: dict[str, ast.expr]) -> Any:
-    """The value that an expression has without being run; NotImplemented for an object that a call has made."""
+def read_value(node: ast.expr, constants: dict[str, ast.expr]) -> Any:
+    """Return the value of an expression without running it.
+
+    Returns Unwritten for one that only a run would know, and NotImplemented for an object that a call has made.
+    """
     if isinstance(node, ast.Name) and node.id in constants:
         node = constants[node.id]
         if isinstance(node, ast.Call):

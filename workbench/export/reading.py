@@ -1,4 +1,4 @@
-"""The lines of a script that read its text, as a run has read and checked it, and the function that makes rows of it.
+"""The lines of a script that read its text as a run does, and the function that makes rows of it.
 
 However a file is read, it becomes `rows`: a dictionary for each document or conversation.
 """
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from workbench.base.errors import ConfigurationError
 from workbench.base.tokens import END_OF_TEXT
-from workbench.export.lines import Lines, broken, literal, near
+from workbench.export.lines import Lines, literal, relative_path, wrap_call
 from workbench.texts import chat, corpus, files, formats, readers
 from workbench.training.job import Job
 
@@ -31,20 +31,19 @@ CUT = f"cut = int(len({{}}) * {1 - corpus.HELD_OUT_SHARE})  # the rest is held o
 
 
 class Reading(NamedTuple):
-    """What the lines that follow need to know of those that read.
+    """The result of adding the lines that read: names and sources that the following lines use.
 
     Attributes:
-        train, held_out: expressions, of which `make_rows` makes rows.
-        make_rows: its source.
-        examples: the expression of which a technique makes rows of its own.
-        labelling: the lines that make it.
-        template: for conversations, where the tokenizer has none.
+        train, held_out: expressions for `make_rows`.
+        make_rows: the source of that function.
+        labelling: for conversations, the lines that assign `train`, of which a technique makes its own rows. It is
+            empty for a text, of which a technique makes them as it stands.
+        template: the chat template of conversations whose tokenizer has none; otherwise "".
     """
 
     train: str
     held_out: str
     make_rows: str = ROWS_OF_TEXT
-    examples: str = ""
     labelling: tuple[str, ...] = ()
     template: str = ""
 
@@ -52,8 +51,8 @@ class Reading(NamedTuple):
 def read_text(lines: Lines, job: Job) -> Reading:
     """Add the lines that read a job's text. Raises ConfigurationError: it is a folder."""
     name = job.recipe.corpus
-    if name in corpus.embedded():
-        train, held_out = corpus.embedded_files(name)
+    if name in corpus.list_embedded():
+        train, held_out = corpus.find_embedded(name)
         return Reading(read_whole(train), read_whole(held_out))
     source = readers.find_text(name, "")
     if source.is_folder:
@@ -61,7 +60,7 @@ def read_text(lines: Lines, job: Job) -> Reading:
     if source.loss:
         return read_conversations(lines, job, source)
     if not source.downloaded and readers.kind_of(source.path) in readers.PLAIN:
-        lines.add(opening(source, ""), '    text = file.read().replace("\\r\\n", "\\n")')
+        lines.add(opening_line(source, ""), '    text = file.read().replace("\\r\\n", "\\n")')
     else:
         add_rows(lines, source)
         between = literal(job.material.tokenizer.eos_token or END_OF_TEXT)
@@ -75,7 +74,8 @@ def read_text(lines: Lines, job: Job) -> Reading:
 
 
 def read_conversations(lines: Lines, job: Job, source: readers.TextSource) -> Reading:
-    """Add the lines that read conversations, of which a run leaves out what is null, and those that lack something."""
+    """Add the lines that read conversations. As in a run, names without a value are left out, and so are conversations
+    that lack something."""
     add_rows(lines, source)
     lines.sources.add(without_nulls)
     lines.add("rows = [json.loads(json.dumps(row), object_hook=without_nulls) for row in rows]")
@@ -97,18 +97,18 @@ def read_conversations(lines: Lines, job: Job, source: readers.TextSource) -> Re
         "rows[:cut]",
         f"rows[cut : cut + {corpus.HELD_OUT_TOKENS}]",
         make_rows=ROWS_OF_CONVERSATIONS.replace("LABELS", labels),
-        examples="train",
         labelling=("template = tokenizer.get_chat_template()", f"train = tuple({labels} for row in rows[:cut])"),
         template="" if tokenizer.chat_template else chat.template_of(tokenizer),
     )
 
 
 def read_whole(path: Path) -> str:
-    return f'Path({literal(near(str(path)))}).read_text("utf-8")'
+    """Return the expression that reads a whole file."""
+    return f'Path({literal(relative_path(str(path)))}).read_text("utf-8")'
 
 
 def is_plain(source: readers.TextSource, form: formats.Format) -> bool:
-    """Whether all rows are conversations as they stand, but for nulls."""
+    """Whether all rows are conversations as they stand, apart from names without a value."""
     if set(form.required) - {"messages", "prompt", "completion"}:
         return False
     for path in source.files():
@@ -121,53 +121,53 @@ def is_plain(source: readers.TextSource, form: formats.Format) -> bool:
 
 
 def without_nulls(row: dict[str, Any]) -> dict[str, Any]:
-    """The row without the names that have no value."""
+    """Return the row without the names that have no value."""
     return {name: value for name, value in row.items() if value is not None}
 
 
 def add_rows(lines: Lines, source: readers.TextSource) -> None:
     """Add the lines that read `rows` from a file, or from a data set of the hub."""
-    path = [literal(near(str(source.path)))]
+    path = [literal(relative_path(str(source.path)))]
     ending = "hub" if source.downloaded else readers.kind_of(source.path)
     columns = literal(source.present_columns())
     if ending == "hub":
         arguments = [f"{name}={literal(value)}" for name, value in source.load_arguments if value]
-        lines.add(broken("rows = load_dataset(", arguments, f").select_columns({columns})"))
+        lines.add(wrap_call("rows = load_dataset(", arguments, f").select_columns({columns})"))
     elif ending == "saved":
-        lines.add(broken("rows = load_from_disk(", path, f").select_columns({columns})"))
+        lines.add(wrap_call("rows = load_from_disk(", path, f").select_columns({columns})"))
     elif ending in (".arrow", ".feather"):
-        lines.add(f"rows = {lines.sources.add(files.saved)}(Path({path[0]})).select_columns({columns})")
+        lines.add(f"rows = {lines.sources.add(files.read_saved)}(Path({path[0]})).select_columns({columns})")
     elif ending == ".parquet":
-        lines.add(broken("rows = ParquetFile(", path, f").read({columns}).to_pylist()"))
-    elif ending in (*readers.OBJECTS, *files.SEPARATORS) and files.note_of(source.path, source.encoding):
-        function = lines.sources.add(files.objects if ending in readers.OBJECTS else files.csv_rows)
+        lines.add(wrap_call("rows = ParquetFile(", path, f").read({columns}).to_pylist()"))
+    elif ending in (*readers.OBJECTS, *files.SEPARATORS) and files.notes_on_form(source.path, source.encoding):
+        function = lines.sources.add(files.json_rows if ending in readers.OBJECTS else files.csv_rows)
         lines.add(f"rows = [row for _, row in {function}(Path({path[0]}), {literal(source.encoding)})]")
     elif ending == ".jsonl":
-        lines.add(opening(source), "    rows = [json.loads(line) for line in file if line.strip()]")
+        lines.add(opening_line(source), "    rows = [json.loads(line) for line in file if line.strip()]")
     elif ending == ".json":
-        lines.add(opening(source), f"    rows = json.load(file){under_data(source)}")
+        lines.add(opening_line(source), f"    rows = json.load(file){under_data(source)}")
     else:
         delimiter = files.SEPARATORS[ending]
         separator = "" if delimiter == "," else f", delimiter={literal(delimiter)}"
         lines.add(
             "csv.field_size_limit(2**26)  # characters; the module's own limit is 131,072",
-            opening(source),
+            opening_line(source),
             f"    rows = list(csv.DictReader(file, strict=True{separator}))",
         )
 
 
-def opening(source: readers.TextSource, newline: str = "\n") -> str:
-    """The line that opens the file, in which line ends stay as they are."""
-    arguments = [literal(near(str(source.path)))]
+def opening_line(source: readers.TextSource, newline: str = "\n") -> str:
+    """Return the line that opens a file, and that leaves line ends as they are."""
+    arguments = [literal(relative_path(str(source.path)))]
     function = "open"
     if source.path.suffix.lower() == ".gz":
         function = "gzip.open"
         arguments.append('"rt"')
     arguments += [f"encoding={literal(source.encoding)}", f"newline={literal(newline)}"]
-    return broken(f"with {function}(", arguments, ") as file:")
+    return wrap_call(f"with {function}(", arguments, ") as file:")
 
 
 def under_data(source: readers.TextSource) -> str:
-    """Where the rows are in a file of JSON: it is a list of them, or has it under the name `data`."""
-    with readers.opened(source.path, source.encoding) as file:
+    """Return the subscript that finds the rows in a file of JSON: "" if it is a list of them, or `["data"]`."""
+    with readers.open_file(source.path, source.encoding) as file:
         return "" if file.read(2**16).lstrip().startswith("[") else '["data"]'

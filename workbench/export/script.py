@@ -1,8 +1,8 @@
 """A recipe as a plain Hugging Face script: no import of the workbench, to be read and changed like any other.
 
 The script takes the same steps on the same blocks as `run`, in the same order, so on one machine it finds the same
-losses. What a technique does is arguments of transformers and PEFT, which the script has too, or a plain function: then
-the script contains its source, and the call that `run` makes.
+losses. A technique does its work by arguments of transformers and PEFT, which the script has too, or by a plain
+function: then the script contains the function's source, and the call that `run` makes.
 """
 
 import os
@@ -18,19 +18,19 @@ from transformers import TrainingArguments
 from workbench.base.errors import ConfigurationError
 from workbench.base.paths import DATA
 from workbench.export.dependencies import header, import_lines, imports_of
-from workbench.export.lines import WIDTH, Lines, broken, literal, near
+from workbench.export.lines import WIDTH, Lines, literal, relative_path, wrap_call
 from workbench.export.reading import read_text
 from workbench.models.family import family_of, on_meta
 from workbench.models.known import PUBLISHED
-from workbench.models.load import BUILT
+from workbench.models.load import BUILD_ARGUMENTS
 from workbench.models.source import RANDOM, ModelSource, is_gpt2
 from workbench.recipe import Recipe
 from workbench.techniques.base import Arguments, Call
 from workbench.texts import corpus
 from workbench.texts.readers import split_name
-from workbench.training.arguments import check_optimizer, training_arguments
+from workbench.training.arguments import build_training_arguments, check_optimizer
 from workbench.training.job import Job, Material, prepare, read_material
-from workbench.training.ranks.shards import Ranks, shared
+from workbench.training.ranks.shards import Ranks, split_batch
 from workbench.training.world import World
 
 TEMPLATE = '''
@@ -63,20 +63,21 @@ trainer.evaluation_loop = alike(trainer.evaluation_loop)"""
 FLAVOURS = {"trainer": ("Trainer", "TrainingArguments"), "trl": ("SFTTrainer", "SFTConfig")}
 DEFAULTS = {field.name: field.default for field in fields(TrainingArguments)}
 CHECKPOINTING = "activation_checkpointing"
-if CHECKPOINTING not in DEFAULTS:  # before transformers 5.23
+if CHECKPOINTING not in DEFAULTS:  # This transformers is older than 5.23.
     CHECKPOINTING = "gradient_checkpointing"
-# by default SFTTrainer cuts rows, and has the other two on
+# SFTConfig's own defaults would cut rows, and have the other two on.
 TRL = {"max_length": None, "bf16": False, CHECKPOINTING: False}
-# what the script says even where it is the default
+# The script states these arguments even if they have their default.
 STATED = {"per_device_train_batch_size", "learning_rate", "max_steps"}
 
 
 def script(recipe: Recipe, flavour: str = "trainer", ranks: Ranks | None = None) -> str:
-    """Python source that trains the recipe with transformers, datasets and what the techniques need.
+    """Write Python source that trains the recipe with transformers, datasets and what the techniques need.
 
     Args:
         flavour: `trainer` is transformers' Trainer, `trl` TRL's SFTTrainer, whose losses are the same up to rounding.
-        ranks: that share the batch, for `accelerate launch` with the configuration of `export.several`.
+        ranks: the ranks that share the batch, for `accelerate launch` with the configuration of `export.several`; None
+            for one process.
 
     Raises:
         ConfigurationError, UnavailableError: as `run` does before it loads a model; or the model is an adapter, the
@@ -87,8 +88,8 @@ def script(recipe: Recipe, flavour: str = "trainer", ranks: Ranks | None = None)
     if flavour not in FLAVOURS:
         raise ConfigurationError(f"script: {flavour!r} is no flavour. Choose one of {', '.join(FLAVOURS)}.")
     job = prepare(recipe, World.find(), material=known_material(recipe))
-    # what these refuse, the script would refuse
-    arguments = training_arguments(job.arguments, job.device.kind, Path("fine-tuned"))
+    # Made for their refusals alone: the script would refuse the same.
+    arguments = build_training_arguments(job.arguments, job.device.kind, Path("fine-tuned"))
     check_optimizer(recipe, job.material.config, arguments, job.callbacks)
     if job.material.source.adapter:
         raise ConfigurationError(f"script: {recipe.model!r} is an adapter. Save the model as 'merged' and use that.")
@@ -99,7 +100,7 @@ def script(recipe: Recipe, flavour: str = "trainer", ranks: Ranks | None = None)
     main.add("")
     main.add_trainer()
     lines = "\n".join(main.lines)
-    # `make_rows` stands last, since it may use what reads conversations.
+    # `make_rows` stands last, since it may use the functions that read conversations.
     definitions = [*main.sources.definitions.values(), main.make_rows]
     imports = main.sources.imports | imports_of(f"{main.make_rows}\n\n{lines}")
     # Files are named as seen from where the script will run.
@@ -116,7 +117,8 @@ def script(recipe: Recipe, flavour: str = "trainer", ranks: Ranks | None = None)
 
 
 def known_material(recipe: Recipe) -> Material | None:
-    """Of a size of GPT-2, whose script is known without asking the hub; None for another model."""
+    """Return the material of a size of GPT-2, whose script can be written without asking the hub; None for another
+    model, whose material is read."""
     if not is_gpt2(recipe.model):
         return None
     material = read_material(replace(recipe, model=f"{RANDOM}{recipe.model}"))
@@ -127,10 +129,13 @@ class Main(Lines):
     """The lines of `main`: those of the data, of the model and of the trainer, in this order.
 
     Attributes:
-        constants: by name, as source.
         make_rows: the source of the function that makes rows.
-        switches: arguments of the Trainer's that do what a technique's function does in a run.
-        trainer_arguments: what the trainer is told beside them and the rows.
+        switches: TrainingArguments that do what a technique's function does in a run.
+        trainer_arguments: further keyword arguments of the Trainer, as source.
+        counts_unequally: whether rows have unequal numbers of tokens that count in the loss, as conversations have.
+        place: the model's name on the hub, or its folder.
+        tokenizer: the same for the tokenizer.
+        constants: the script's constants by name, as source.
     """
 
     def __init__(self, job: Job, flavour: str, ranks: Ranks | None) -> None:
@@ -142,13 +147,13 @@ class Main(Lines):
         self.make_rows = ""
         self.switches: Arguments = {}
         self.trainer_arguments: list[str] = []
-        self.counts_unequally = False  # of conversations, unequally many tokens of a row count
+        self.counts_unequally = False
         source = job.material.source
-        self.place = source.address.repository if source.address else near(source.location)
+        self.place = source.address.repository if source.address else relative_path(source.location)
         self.revision = source.address.revision if source.address else ""
-        written = job.material.tokenizer.name_or_path
-        is_beside_it = written == source.location or (is_gpt2(self.place) and not source.random)
-        self.tokenizer = self.place if is_beside_it else near(written or "gpt2")
+        location = job.material.tokenizer.name_or_path
+        is_beside_it = location == source.location or (is_gpt2(self.place) and not source.random)
+        self.tokenizer = self.place if is_beside_it else relative_path(location or "gpt2")
         self.constants = {"MODEL": literal(self.place)} if self.place == self.tokenizer else {}
         self.constants["LENGTH"] = str(job.recipe.sequence_length)
         self.constants["BATCH"] = str(job.recipe.effective_batch_size)
@@ -156,23 +161,24 @@ class Main(Lines):
     # ---- the data ----
 
     def add_data(self) -> None:
-        """`train_rows`, `eval_rows` and `data_collator`, in the order in which a run changes them."""
+        """Add `train_rows`, `eval_rows` and `data_collator`, in the order in which a run changes them."""
         reading = read_text(self, self.job)
         self.make_rows = reading.make_rows.strip()
         self.counts_unequally = bool(reading.labelling)
-        self.add_call("tokenizer = ", "AutoTokenizer.from_pretrained", self.named(self.tokenizer), {})
+        self.add_call("tokenizer = ", "AutoTokenizer.from_pretrained", self.source_arguments(self.tokenizer), {})
         if reading.template:
             self.add(f"tokenizer.chat_template = {literal(reading.template)}")
         examples = self.calls("examples")
         if examples:
             self.add(*reading.labelling)
         else:
-            # As in a run, rows that do not fill a step are left out.
+            # Rows that do not fill a step are left out, as in a run.
             self.add(
                 f"train_rows = make_rows({reading.train}, tokenizer)",
                 "train_rows = train_rows.select(range(len(train_rows) // BATCH * BATCH))",
             )
-        arguments = [reading.examples or reading.train, "tokenizer", "LENGTH", "BATCH", str(self.recipe.seed)]
+        train = "train" if reading.labelling else reading.train
+        arguments = [train, "tokenizer", "LENGTH", "BATCH", str(self.recipe.seed)]
         self.add_calls("train_rows = ", arguments, examples)
         most = max(corpus.HELD_OUT_TOKENS, self.recipe.sequence_length)
         self.add(f"eval_rows = make_rows({reading.held_out}, tokenizer, most={most})")
@@ -185,8 +191,9 @@ class Main(Lines):
             function = self.sources.add(call.function)
             self.add_call("data_collator = ", "partial", [function, "data_collator"], call.settings)
 
-    def named(self, place: str) -> list[str]:
-        """Arguments that name a model; one of the hub may bring code from now on, which is not run."""
+    def source_arguments(self, place: str) -> list[str]:
+        """List the arguments, as source, that name a model or a tokenizer. Code that comes with one of the hub is not
+        run."""
         name = "MODEL" if self.constants.get("MODEL") == literal(place) else literal(place)
         if Path(place).is_dir():
             return [name]
@@ -196,45 +203,48 @@ class Main(Lines):
     # ---- the model ----
 
     def add_model(self) -> None:
-        """`model`, with the weights of a run, and changed as the techniques do."""
+        """Add `model`, with the weights of a run, and the techniques' changes of it."""
         config = self.job.material.config
         family = family_of(config)
         arguments = {"dtype": "float32", **self.recipe.model_arguments(family)}
         place = self.place
         if self.job.material.source.random:
-            # What is drawn is there already, and loaded again only where something acts on loading.
+            # New weights are in memory already. They are loaded again only if an argument acts on loading.
             arguments = self.add_new_weights(arguments)
             place = "new-weights"
         if arguments:
-            self.add_call("model = ", "AutoModelForCausalLM.from_pretrained", self.named(place), arguments)
+            self.add_call("model = ", "AutoModelForCausalLM.from_pretrained", self.source_arguments(place), arguments)
         if getattr(on_meta(config), "loss_type", None) != "ForCausalLM":
             self.add('model.loss_type = "ForCausalLM"  # else T labels are counted, not T - 1')
         calls = self.calls("model", family)
         if calls:
-            # What a technique adds is drawn; TRL's trainer sets this seed by itself.
+            # Weights that a technique adds are drawn with this seed; TRL's trainer sets it by itself.
             self.add(f"torch.manual_seed({self.recipe.seed})")
         self.add_calls("model = ", ["model"], calls)
 
     def add_new_weights(self, arguments: Arguments) -> Arguments:
-        """A model whose weights are drawn as in a run.
+        """Add a model whose weights are drawn as in a run.
 
         Returns:
-            The arguments with which it must be saved and loaded, such as quantization, which acts on loading. Empty if
-            there are none.
+            The arguments with which it must be saved and loaded again, such as quantization, which acts on loading;
+            empty if there are none.
+
+        Raises:
+            ConfigurationError: every one of several ranks would have to save it.
         """
         config = self.job.material.config
-        built = {name: value for name, value in arguments.items() if name in BUILT}
+        built = {name: value for name, value in arguments.items() if name in BUILD_ARGUMENTS}
         on_loading = dict(arguments)
         sizes = dict(PUBLISHED.get(self.place, {}))
         model_type = sizes.pop("model_type", None)
         for name in arguments:
-            if name not in BUILT and hasattr(config, name):
+            if name not in BUILD_ARGUMENTS and hasattr(config, name):
                 sizes[name] = on_loading.pop(name)
         self.add("torch.manual_seed(0)")  # the seed of all new weights, whatever the recipe's
         if model_type:
             self.add_call("config = ", "AutoConfig.for_model", [literal(model_type)], sizes)
         else:
-            self.add_call("config = ", "AutoConfig.from_pretrained", self.named(self.place), sizes)
+            self.add_call("config = ", "AutoConfig.from_pretrained", self.source_arguments(self.place), sizes)
         drawn = {**built, "dtype": "float32"}
         self.add_call("model = ", "AutoModelForCausalLM.from_config", ["config"], drawn)
         if arguments["dtype"] != "float32":
@@ -252,24 +262,25 @@ class Main(Lines):
     # ---- the trainer ----
 
     def add_trainer(self) -> None:
-        """`args` and `trainer`, and what is done with it."""
-        trainer, arguments = FLAVOURS[self.flavour]
+        """Add `args` and `trainer`, and the lines that train, evaluate and save."""
+        trainer_class, arguments_class = FLAVOURS[self.flavour]
         always: Arguments = TRL if self.flavour == "trl" else {}
         values = always | self.job.arguments | self.switches
         if self.ranks:
-            values |= self.shared_by_ranks(self.ranks, values)
+            values |= self.arguments_on_ranks(self.ranks, values)
         stated = {}
         for name, value in values.items():
             if name in STATED or name in always or value != DEFAULTS.get(name):
                 stated[name] = value
-        written = ['output_dir="fine-tuned"']
-        # without it the Trainer refuses bf16, and every rank would train alone
+        keywords = ['output_dir="fine-tuned"']
+        # On a CPU the Trainer refuses bf16 without `use_cpu`, and every rank would train alone.
         if values.get("bf16") or self.ranks:
-            written.append("use_cpu=not torch.accelerator.is_available()")
-        self.add_call("args = ", arguments, written, stated)
-        beside = ["processing_class=tokenizer"] if self.flavour == "trl" else []
-        written = ["model", "args", "train_dataset=train_rows", "eval_dataset=eval_rows", *beside]
-        self.add(broken(f"trainer = {trainer}(", [*written, *self.trainer_arguments], ")"))
+            keywords.append("use_cpu=not torch.accelerator.is_available()")
+        self.add_call("args = ", arguments_class, keywords, stated)
+        parts = ["model", "args", "train_dataset=train_rows", "eval_dataset=eval_rows"]
+        if self.flavour == "trl":
+            parts.append("processing_class=tokenizer")
+        self.add(wrap_call(f"trainer = {trainer_class}(", [*parts, *self.trainer_arguments], ")"))
         self.add_calls("", ["trainer"], self.calls("trainer"))
         if self.ranks and self.counts_unequally:
             self.add(COUNTED_ALIKE)
@@ -279,10 +290,10 @@ class Main(Lines):
             self.add(f"trainer.add_callback({name})")
         self.add_end()
 
-    def shared_by_ranks(self, ranks: Ranks, values: Arguments) -> Arguments:
-        """The arguments that are others on each of several ranks than in one process."""
-        micro_batch, micro_batches = shared(values, ranks.count)
-        # Whole batches, or the Trainer fills the last one up with rows that it then counts twice.
+    def arguments_on_ranks(self, ranks: Ranks, values: Arguments) -> Arguments:
+        """Return the TrainingArguments whose values on each of several ranks differ from those in one process."""
+        micro_batch, micro_batches = split_batch(values, ranks.count)
+        # Batches must be whole: the Trainer fills up the last one with rows that it then counts twice.
         rows = len(self.job.data["eval_dataset"])
         sizes = range(1, values["per_device_eval_batch_size"] + 1)
         others: Arguments = {
@@ -293,17 +304,18 @@ class Main(Lines):
         if ranks.engine == "ddp":
             others["ddp_find_unused_parameters"] = False
         if ranks.engine == "deepspeed":
-            others["bf16"] = False  # its own configuration asks for autocast
+            others["bf16"] = False  # DeepSpeed's own configuration asks for autocast.
         return others
 
     def add_end(self) -> None:
+        """Add the lines that train, evaluate and save. One of several ranks prints the loss and saves the tokenizer."""
         self.add("trainer.train()")
         if self.ranks:
             self.add("trainer.accelerator.print(trainer.evaluate())  # once, not from every rank")
         else:
             self.add("print(trainer.evaluate())")
         self.add("trainer.save_model()", "trainer.save_state()")
-        if self.flavour == "trainer":  # SFTTrainer saves the tokenizer by itself
+        if self.flavour == "trainer":  # SFTTrainer saves the tokenizer by itself.
             save = "tokenizer.save_pretrained(args.output_dir)"
             self.add(f"if trainer.is_world_process_zero():\n    {save}" if self.ranks else save)
         if self.ranks:
@@ -312,7 +324,8 @@ class Main(Lines):
     # ---- what the techniques do ----
 
     def calls(self, seam: str, *arguments: Any) -> list[Call]:
-        """What the techniques do through a seam, except where arguments of the Trainer's do it.
+        """List the techniques' calls through one of their methods (a seam), such as `model`. A call whose work
+        arguments of the Trainer do is left out, and these become `switches`.
 
         Raises:
             ConfigurationError: TRL's trainer, which calls none of their functions, has no arguments for it.
@@ -322,14 +335,14 @@ class Main(Lines):
             call: Call | None = getattr(technique, seam)(*arguments)
             if call is None:
                 continue
-            # Where this transformers has such arguments, the script needs no line.
+            # If this transformers has arguments for it, the script needs no line.
             switches = technique.switches()
             if seam == "model" and switches and switches.keys() <= DEFAULTS.keys():
                 self.switches |= switches
             elif self.flavour == "trainer":
                 calls.append(call)
             elif call.function.__module__.startswith("peft."):
-                # an adapter, which SFTTrainer adds by itself
+                # The call adds an adapter. SFTTrainer does that by itself, given the adapter's settings.
                 self.trainer_arguments += [self.setting(name, value) for name, value in call.settings.items()]
             else:
                 raise ConfigurationError(
@@ -340,7 +353,7 @@ class Main(Lines):
 
 
 def constant_lines(values: Mapping[str, str]) -> str:
-    """In one line, or a line each if it would be long."""
+    """Write the constants on one line, or on a line each if that would be long."""
     line = f"{', '.join(values)} = {', '.join(values.values())}"
     if len(line) <= WIDTH:
         return line
@@ -348,7 +361,7 @@ def constant_lines(values: Mapping[str, str]) -> str:
 
 
 def environment_lines(recipe: Recipe) -> list[str]:
-    """What the techniques need in the environment before torch is imported."""
+    """Write the lines that set what the techniques need in the environment, before torch is imported."""
     lines = []
     for technique in recipe.techniques:
         for name, value in technique.environment().items():
@@ -357,10 +370,13 @@ def environment_lines(recipe: Recipe) -> list[str]:
 
 
 def portable(recipe: Recipe, text: str) -> tuple[str, dict[str, str]]:
-    """A text about a recipe with relative paths, and by its place here each file that the text needs elsewhere.
+    """Make the paths in a text about a recipe relative, so that it can be used on another machine.
 
-    A path below the working directory is relative to it; of another one only the name stays. What counts as a path is
-    the recipe's own names, and what stands alone between double quotes.
+    A path below the working directory becomes relative to it; another one is cut to its name. The recipe's own names
+    count as paths, and so does what stands alone between double quotes.
+
+    Returns:
+        The text, and for each file that it needs the path here, with its path in the text.
     """
     moved = {}
     named_by_recipe = {recipe.model.removeprefix(RANDOM), recipe.corpus}
@@ -370,7 +386,7 @@ def portable(recipe: Recipe, text: str) -> tuple[str, dict[str, str]]:
             if (path in named_by_recipe or DATA in place.parents) and os.path.exists(place):
                 moved[str(Path.cwd() / path)] = path
             continue
-        relative = PurePath(near(path))
+        relative = PurePath(relative_path(path))
         short = relative.name if relative.is_absolute() else relative.as_posix()
         if short:
             stands_alone = r"(?<![^\s\"':=])" + re.escape(path) + r"(?![\w/.-])"

@@ -1,4 +1,4 @@
-"""A recipe for several ranks as files: the script, accelerate's configuration, and the command that starts both."""
+"""The files of an exported recipe: the script and, for several ranks, accelerate's configuration and the command."""
 
 import json
 import shlex
@@ -28,22 +28,25 @@ HEAD = """\
 # Batch, accumulation, precision and checkpointing are the script's.
 """
 ONLY_GPUS = "# On a CPU accelerate takes this for DDP, and shards nothing.\n"
-# of an engine, by accelerate's own questionnaire; where there is no GPU the script's use_cpu makes gloo of MULTI_GPU
+# For each engine the answer in accelerate's own questionnaire. Without a GPU the script's use_cpu turns MULTI_GPU into
+# ranks that speak by gloo.
 TYPES = {"ddp": "MULTI_GPU", "fsdp": "FSDP", "deepspeed": "DEEPSPEED"}
 
 
 def accelerate_configuration(recipe: Recipe, ranks: Ranks, folder: Path = Path()) -> str:
-    """YAML for `accelerate launch --config_file`: DDP, FSDP2 or DeepSpeed on so many GPUs of one machine.
+    """Write YAML for `accelerate launch --config_file`: DDP, FSDP2 or DeepSpeed on several GPUs of one machine.
 
-    FSDP2 needs GPUs: on a CPU accelerate takes this for DDP, and shards nothing. DeepSpeed's own configuration is
-    another file in the folder.
+    FSDP2 needs GPUs: on a CPU accelerate takes this for DDP, and shards nothing.
+
+    Args:
+        folder: where DeepSpeed's own configuration lies, which is another file.
     """
     head = HEAD.format(title=SHARDS[ranks.shard]["title"])
     settings: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": TYPES[ranks.engine],
         "num_machines": 1,
-        "main_process_port": 0,  # any that is free
+        "main_process_port": 0,  # any free port
         "machine_rank": 0,
         "num_processes": ranks.count,
     }
@@ -56,16 +59,16 @@ def accelerate_configuration(recipe: Recipe, ranks: Ranks, folder: Path = Path()
 
 
 def fsdp_settings(recipe: Recipe, ranks: Ranks) -> dict[str, Any]:
-    """FSDP2 around each transformer block, as a run has it."""
+    """Return accelerate's settings for FSDP2 around each transformer block, as a run has it."""
     model = on_meta(models.load_config(models.locate_config(recipe.model)))
     blocks = {type(module).__name__ for module in model.modules() if isinstance(module, GradientCheckpointingLayer)}
     row = SHARDS[ranks.shard]
     return {
         "fsdp_version": 2,
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        # else all ranks but the first would start from empty weights
+        # All ranks but the first would start from empty weights otherwise.
         "fsdp_cpu_ram_efficient_loading": False,
-        # save_model() writes one model, not each rank's shards
+        # FULL_STATE_DICT has save_model() write one model, not each rank's shards.
         "fsdp_state_dict_type": "FULL_STATE_DICT",
         "fsdp_transformer_layer_cls_to_wrap": ",".join(sorted(blocks)),
         "fsdp_reshard_after_forward": row["settings"]["reshard_after_forward"],
@@ -76,17 +79,17 @@ def fsdp_settings(recipe: Recipe, ranks: Ranks) -> dict[str, Any]:
 def save_script(
     recipe: Recipe, folder: Path, flavour: str = "trainer", count: int | None = None, shard: str = "none"
 ) -> str:
-    """Write the script into a folder, for several ranks accelerate's configuration beside it.
+    """Write the script into a folder, and for several ranks accelerate's configuration beside it.
 
     Args:
-        count: of the ranks; None for one process.
-        shard: what each of them keeps of the model.
+        count: the number of ranks; None for one process.
+        shard: the way in which the model is cut into shards; `none` for DDP.
 
     Returns:
         The command that starts it, in the folder where this was called: the script names files as seen from there.
 
     Raises:
-        ConfigurationError, UnavailableError: as `script`; or a file is there already.
+        ConfigurationError, UnavailableError: as `script` raises them; or a file is there already.
     """
     ranks = Ranks(count, shard) if count else None
     recipe = replace(recipe, model=models.resolve_auto(recipe.model, pick_device().type))

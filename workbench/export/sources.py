@@ -14,8 +14,8 @@ class Sources:
     """Definitions for a script that imports nothing of the workbench.
 
     Attributes:
-        definitions: source of each, in an order in which every one comes after what it needs.
-        imports: (module, name) of what they import from elsewhere; the name is empty for `import module`.
+        definitions: their source by name; each comes after those that it needs.
+        imports: (module, name) of what they import from elsewhere; the name is "" for `import module`.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Sources:
         self.imports: set[tuple[str, str]] = set()
 
     def add(self, thing: Any) -> str:
-        """Include a function or class; the name by which the script calls it."""
+        """Include a function or class; return the name by which the script calls it."""
         name = str(thing.__name__)
         top, _, _ = thing.__module__.partition(".")
         if top == OWN:
@@ -36,12 +36,12 @@ class Sources:
         """Include what a name of a module of ours stands for, after all that it needs."""
         if name in self.definitions:
             return
-        self.definitions[name] = ""  # being made: a function may name itself
+        self.definitions[name] = ""  # A mark for names that lead back to this one.
         statements = _top_level(module)
         for used in _names(statements[name]):
             if used != name and used in statements:
                 self._need(used, statements[used], module)
-        del self.definitions[name]  # so that it comes after what it needs
+        del self.definitions[name]  # Inserted anew, it comes after all that it needs.
         self.definitions[name] = _source(statements[name], getattr(module, name), module)
 
     def _need(self, name: str, statement: ast.stmt, module: ModuleType) -> None:
@@ -57,13 +57,14 @@ class Sources:
 
 
 def _source(statement: ast.stmt, thing: Any, module: ModuleType) -> str:
+    """Return the source of a function or class without its decorators' wrappers, or of another statement as it is."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return inspect.getsource(inspect.unwrap(thing)).rstrip()
     return str(ast.get_source_segment(inspect.getsource(module), statement))
 
 
 def _top_level(module: ModuleType) -> dict[str, ast.stmt]:
-    """The statement that makes each name of a module, those for type checkers included."""
+    """Return, by name, the statements that make a module's names, those under `if TYPE_CHECKING` included."""
     statements: dict[str, ast.stmt] = {}
     for outer in ast.parse(inspect.getsource(module)).body:
         for statement in outer.body if isinstance(outer, ast.If) else [outer]:
@@ -72,6 +73,7 @@ def _top_level(module: ModuleType) -> dict[str, ast.stmt]:
 
 
 def _names_made_by(statement: ast.stmt) -> list[str]:
+    """List the names that a statement makes: imported, defined or assigned."""
     if isinstance(statement, ast.Import | ast.ImportFrom):
         return [alias.asname or alias.name for alias in statement.names]
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
@@ -80,7 +82,7 @@ def _names_made_by(statement: ast.stmt) -> list[str]:
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    """Names that a definition uses, in their order, those in quoted annotations included."""
+    """Yield the names that a definition uses, in their order, those in quoted annotations included."""
     for part in ast.walk(node):
         if isinstance(part, ast.Name):
             yield part.id

@@ -1,7 +1,7 @@
-"""What can be seen of anybody's training, whatever the versions of Python, PyTorch and transformers.
+"""Facts about anybody's training, in whatever version of Python (from 3.9), PyTorch and transformers.
 
-It stands alone: `inside.py` takes it along into interpreters where the workbench cannot be imported. Run by one of
-them, it says which card there is.
+The file stands alone: `inside.py` takes it along into interpreters where the workbench cannot be imported. Run as a
+script there, it prints the cards that PyTorch sees.
 """
 
 from __future__ import annotations
@@ -10,15 +10,107 @@ import gc
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, TypedDict
 
-ROWS = 10_000  # of a data set that must be read row by row to know their lengths
+ROWS = 10_000  # the most rows that are read one by one for their lengths, and the rows of one Arrow batch
 STRATEGY = "train_sampling_strategy"
-BALANCED = "batch_rebalance"  # micro-batches of about equal cost, and of unequal numbers of rows
+BALANCED = "batch_rebalance"  # makes micro-batches of about equal cost, and unequal numbers of rows
+
+
+class CallSite(TypedDict, total=False):
+    """The call in somebody's program that made an object."""
+
+    file: str  # the absolute path; "" if no code of the program made it
+    line: int
+    name: str  # the class of the object
+    positions: list[int | None]  # line, end line, column and end column of the call, from Python 3.11 on
+    parsed: bool  # transformers' HfArgumentParser made the object from the command line
+    indirect: bool  # a library made the object, called by the program
+
+
+class TensorBytes(TypedDict):
+    """Bytes of a training's tensors on the card."""
+
+    weights: int
+    trained: int  # the part of the weights that is trained
+    states: int  # the optimizer's states
+    peak: int  # the most that all tensors took together
+
+
+class CardUse(TypedDict, total=False):
+    """Bytes that a process took of this machine's card; empty if it used none."""
+
+    reserved: int  # the most that PyTorch's allocator had reserved
+    refusals: int  # how often the allocator was refused memory
+    beside: int  # bytes of all else on the card: CUDA's context, and other programs
+
+
+class Facts(TypedDict, total=False):
+    """The facts about a training. Which of them are there depends on its kind and on how far it came."""
+
+    # how the run of the program ended
+    ended_by: str  # such as "steps", "out of memory", "an error" or "refusal"
+    message: str  # the error's text
+    refusal: str  # why `apply` refused a technique
+    exit: str  # the program's own exit status
+    several: str  # the engine or launcher that makes several processes or cards of it
+    # the calls that make its objects
+    kind: str  # "trainer", "loop", or "" before either was made
+    arguments: dict[str, Any]  # TrainingArguments by name, before any change
+    arguments_class: str
+    arguments_call: CallSite
+    trainer_class: str
+    trainer_call: CallSite
+    optimizer_call: CallSite
+    model_name: str  # the variable that holds the model where a loop makes its optimizer; "" if none does
+    # the model: see `about`
+    recomputes: bool  # gradient checkpointing is on
+    adapters: list[str]  # PEFT's names of the adapters' kinds, in small letters
+    trained_itemsizes: list[int]  # bytes of one number, for each data type that is trained
+    model: str  # the class, only of models that the techniques were written for, as the next two
+    config: dict[str, Any]
+    vocabulary: int  # V, tokens
+    # the training itself
+    own_loss: str  # the class of a Trainer whose loss is not transformers' own
+    own_optimizer: str  # the optimizer that a Trainer takes, whatever its arguments say; "" where they decide
+    rows: int  # the most rows of a batch, B
+    tokens: int  # the most tokens of a row, T
+    longest_row: int  # tokens of the longest row of the data; 0 where it is not known
+    steps: int  # optimizer steps that were done
+    step_time_s: float  # seconds of the last step, on a card that computes
+    also: list[str]  # "evaluation" and "saving", if they were done
+    sizes: TensorBytes
+    card: CardUse
+
+
+class Changes(TypedDict):
+    """The changes that `inside.py` makes to a program, and where the program and the workbench lie."""
+
+    arguments: dict[str, Any]  # TrainingArguments to change, by name
+    on_model: dict[str, dict[str, Any]]  # settings by technique, applied before the Trainer is made
+    on_trainer: dict[str, dict[str, Any]]  # settings by technique, applied to the Trainer or to the model of a loop
+    environment: dict[str, str]
+    kind: str  # `Facts.kind` of an earlier run: a script may make an optimizer first, and then a Trainer that takes it
+    path: str  # the script's folder, for sys.path
+    package: str  # the folder of the workbench
+    padding: str  # the environment variable that tells the emulated card of padding
+
+
+class TrialJob(Changes):
+    """The job of one run of a program by `inside.py`."""
+
+    steps: int  # optimizer steps, after which the process ends
+    life: bool  # whether a Trainer evaluates and saves after the steps, if its arguments say so
+    report: str  # the JSON file for `Facts`
+    shown: bool  # whether the program's output is shown
+    scratch: str  # a folder in place of the Trainer's output_dir
+    here: bool  # whether the card is this machine's own
+    timed: bool  # whether the card computes, so that a step has a duration
+    share: float  # the share of the card's memory that PyTorch's allocator may have, up to 1
 
 
 def is_causal(model: Any) -> bool:
-    """Whether it is a language model of the kind that the techniques were written for."""
+    """Whether a model is a causal language model of transformers, which the techniques were written for."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -27,14 +119,14 @@ def is_causal(model: Any) -> bool:
     return is_known and not base.config.is_encoder_decoder
 
 
-def about(model: Any) -> dict[str, Any]:
-    """Facts about a model that is trained, of which each technique knows in its own file whether they mean it; and its
-    class as `model`, its `config` and its `vocabulary`, if the techniques were written for its kind."""
+def about(model: Any) -> Facts:
+    """Return the facts about a model that is trained. From them each technique tells, in its own file, whether it is
+    used already. `model`, `config` and `vocabulary` are there only if the techniques were written for its kind."""
     recomputes = False
     for module in model.modules():
         recomputes |= bool(getattr(module, "gradient_checkpointing", False))
     adapters = getattr(model, "peft_config", {}).values()
-    facts: dict[str, Any] = {
+    facts: Facts = {
         "recomputes": recomputes,
         "adapters": [str(adapter.peft_type.value).lower() for adapter in adapters],
         "trained_itemsizes": sorted({weight.itemsize for weight in model.parameters() if weight.requires_grad}),
@@ -45,12 +137,13 @@ def about(model: Any) -> dict[str, Any]:
         text_config = model.config
         if hasattr(text_config, "get_text_config"):
             text_config = text_config.get_text_config()
-        facts.update(model=type(model).__name__, config=config, vocabulary=getattr(text_config, "vocab_size", 0))
+        vocabulary = getattr(text_config, "vocab_size", 0)
+        facts |= {"model": type(model).__name__, "config": config, "vocabulary": vocabulary}
     return facts
 
 
 def several(args: Any) -> str:
-    """What makes more than one process or card of a Trainer's training; empty if nothing does."""
+    """Return what makes a training with these TrainingArguments use several processes or cards; "" if nothing does."""
     if args.deepspeed:
         return "DeepSpeed"
     if args.fsdp:
@@ -61,7 +154,7 @@ def several(args: Any) -> str:
 
 
 def optimizer_of_its_own(trainer: Any) -> str:
-    """Which one a Trainer takes, whatever its arguments say; empty where they decide."""
+    """Return which optimizer a Trainer takes, whatever its arguments say; "" where the arguments decide."""
     from transformers import Trainer
 
     if trainer.optimizer is not None:
@@ -69,22 +162,20 @@ def optimizer_of_its_own(trainer: Any) -> str:
     return "" if type(trainer).create_optimizer is Trainer.create_optimizer else "create_optimizer of its class"
 
 
-def watch_batches(model: Any, seen: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Note the most `rows` and `tokens` of the batches that a model gets from now on."""
-    noted = {"rows": 0, "tokens": 0} if seen is None else seen
+def watch_batches(model: Any, facts: Facts) -> None:
+    """Keep `facts["rows"]` and `facts["tokens"]` the largest B and T of the batches that a model gets from now on."""
 
     def note_batch(_: Any, args: Any, kwargs: Any) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
         if ids is not None:
-            noted["rows"] = max(noted["rows"], ids.shape[0])
-            noted["tokens"] = max(noted["tokens"], ids.shape[-1])
+            facts["rows"] = max(facts["rows"], ids.shape[0])
+            facts["tokens"] = max(facts["tokens"], ids.shape[-1])
 
     model.register_forward_pre_hook(note_batch, with_kwargs=True)
-    return noted
 
 
 class Collator:
-    """A collator, and the emulated card is told when a batch of its has padding, by this variable."""
+    """A collator that tells the emulated card, by an environment variable, when a batch of its has padding."""
 
     def __init__(self, collator: Any, variable: str) -> None:
         self.collator = collator
@@ -102,7 +193,7 @@ class Collator:
 
 
 def lengths_of(rows: Any) -> list[int]:
-    """Tokens of every row, by its number; empty where nobody can say, or not soon."""
+    """Return the tokens of every row, in the order of the rows; an empty list if they are unknown, or slow to read."""
     if not hasattr(rows, "__len__"):
         return []
     try:
@@ -116,15 +207,18 @@ def lengths_of(rows: Any) -> list[int]:
         if len(rows) <= ROWS:
             return [len(rows[number]["input_ids"]) for number in range(len(rows))]
     except Exception:
-        # whatever a data set of somebody's own raises: then its lengths are not known
+        # Somebody's own data set may raise anything. Its lengths are unknown then.
         return []
     return []
 
 
 def longest_first(trainer: Any, steps: int) -> tuple[list[int], int]:
-    """The order of rows in which a Trainer gets the longest ones in each of its first steps, and how long the longest
-    is: the peak of the first step is not that of the others, which have the optimizer's states. Empty and 0 where
-    nobody can say, and where micro-batches are of about equal cost, and of unequal numbers of rows."""
+    """Return an order of row numbers that gives a Trainer its longest rows in each of its first steps, and the tokens
+    of the longest.
+
+    They come in each step, since the first step's peak is not that of the others, which have the optimizer's states.
+    Returns ([], 0) if lengths are unknown, and with BALANCED, whose micro-batches have unequal numbers of rows.
+    """
     args = trainer.args
     if getattr(args, STRATEGY, "") == BALANCED:
         return [], 0
@@ -134,8 +228,12 @@ def longest_first(trainer: Any, steps: int) -> tuple[list[int], int]:
     return [*order[:count] * steps, *order[count:]], max(lengths, default=0)
 
 
-def sizes(model: Any, holder: Any) -> dict[str, int]:
-    """Bytes of the weights, of what is trained of them, of optimizer states on the card, and of the peak."""
+def sizes(model: Any, holder: Any) -> TensorBytes:
+    """Return the bytes of the weights, of the trained ones, of the optimizer's states on the card, and of the peak.
+
+    Args:
+        holder: a Trainer, whose `optimizer` is meant, or an optimizer itself.
+    """
     import torch
 
     weights = 0
@@ -153,7 +251,10 @@ def sizes(model: Any, holder: Any) -> dict[str, int]:
 
 
 def model_of(optimizer: Any) -> Any:
-    """The language model of transformers whose parameters an optimizer has, of all models that there are."""
+    """Return the language model of transformers whose parameters an optimizer has; None if there is none.
+
+    All objects of the process are searched: an optimizer knows the parameters, and not their model.
+    """
     if "transformers.modeling_utils" not in sys.modules:
         return None
     from transformers import PreTrainedModel
@@ -170,7 +271,10 @@ def model_of(optimizer: Any) -> Any:
 
 
 def describe_card() -> dict[str, Any]:
-    """The cards that PyTorch sees, and of the first what it is and has free; a build for AMD's cards sees none here."""
+    """Return the number of CUDA cards that PyTorch sees, and the first one's name, capability and memory.
+
+    A build for AMD's cards counts none.
+    """
     import torch
 
     if not torch.cuda.is_available() or torch.version.cuda is None:

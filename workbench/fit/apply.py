@@ -1,18 +1,22 @@
-"""`apply`: techniques on somebody's own Trainer, on a model before it, or on the model and optimizer of a loop.
+"""`apply` puts techniques on somebody's own Trainer, on a model before it, or on the model and optimizer of a loop.
 
-The functions are those of a run and of an exported script. There is no record and no meter, and nothing else changes.
+It calls the same functions as a run and an exported script. There is no record and no meter, and nothing else changes.
+
+A technique works on the model (`change_loaded_model`, `model`), on the Trainer (`trainer`: its loss, the context of its
+forward pass, its optimizer), or on both. Where there is no Trainer, as in a loop, `StandInTrainer` takes its place.
 """
 
 import inspect
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 from workbench.base.categories import Category
 from workbench.base.device import Device
-from workbench.base.errors import ConfigurationError, UnavailableError, brief, explained
-from workbench.fit.any_training import about, is_causal, optimizer_of_its_own, several
-from workbench.fit.places import Site, already_there, as_argument, changed_arguments, site_of
+from workbench.base.errors import ConfigurationError, UnavailableError, brief, explain_errors
+from workbench.fit.any_training import Facts, about, is_causal, optimizer_of_its_own, several
+from workbench.fit.places import Site, arguments_to_change, as_argument, detect_techniques, site_of
 from workbench.models.family import ModelFamily, family_of
 from workbench.techniques import Technique
 from workbench.techniques.base import Arguments, Stage, check_together
@@ -20,7 +24,7 @@ from workbench.techniques.base import Arguments, Stage, check_together
 Target = TypeVar("Target")
 
 OPTIMIZERS = (Stage.OPTIMIZE, Stage.STEP)
-# what optimizers of several kinds have by groups
+# The entries of a parameter group that mean the same to optimizers of several kinds: a new optimizer takes them over.
 SHARED = ("params", "lr", "betas", "eps", "weight_decay", "momentum")
 
 
@@ -36,7 +40,7 @@ def apply(target: Target, *techniques: Technique) -> Target:
             an optimizer is made for it; or a pair of a model and its optimizer, before the first step.
 
     Returns:
-        What to go on with, in the shape of the target: the same Trainer, the model (an adapter wraps it), or the pair.
+        The target to go on with: the same Trainer, the model (wrapped, if an adapter was added), or the pair.
 
     Raises:
         ConfigurationError: the techniques exclude each other or what is there already, do not suit the model, or can
@@ -55,10 +59,10 @@ def apply(target: Target, *techniques: Technique) -> Target:
         _apply_to_trainer(target, in_order)
         return target
     if isinstance(target, PreTrainedModel) or hasattr(target, "get_base_model"):
-        return cast("Target", _applied_to_model(target, in_order))
+        return cast("Target", _apply_to_model(target, in_order))
     if isinstance(target, tuple) and len(target) == 2:
         model, optimizer = target
-        return cast("Target", _applied_to_loop(model, optimizer, in_order))
+        return cast("Target", _apply_to_loop(model, optimizer, in_order))
     raise ConfigurationError(
         "apply: it takes a transformers Trainer, a model of transformers, or (model, optimizer), "
         f"got a {type(target).__name__}. Take the model out of what wraps it, and apply before "
@@ -70,12 +74,14 @@ def apply(target: Target, *techniques: Technique) -> Target:
 
 
 def _apply_to_trainer(trainer: Any, techniques: list[Technique]) -> None:
+    """Check techniques against a built Trainer, then put them on it and on its model in place."""
     model = trainer.model
     arguments = vars(trainer.args)
     if trainer.model_init is not None:
         raise ConfigurationError("apply: train() makes this model anew, by model_init. Apply to the model inside it.")
-    family = _checked_family(model, techniques, trainer.args.device.type, arguments)
+    family = _check_techniques(model, techniques, trainer.args)
     optimizer = optimizer_of_its_own(trainer)
+    # All checks come before the first change, so that a refusal leaves the Trainer as it was.
     for entry in techniques:
         site = site_of(entry, family)
         if site is Site.ARGUMENT:
@@ -93,32 +99,34 @@ def _apply_to_trainer(trainer: Any, techniques: list[Technique]) -> None:
         _check_ranks_and_checkpoints(trainer.args, entry)
         entry.check_loss(model, trainer)
     for entry in techniques:
-        for change in (entry.loaded_model(family), entry.model(family)):
+        for change in (entry.change_loaded_model(family), entry.model(family)):
             if change is not None:
-                change(model)  # in place: what would make another model was refused
+                change(model)  # in place: a technique that makes another model was refused above
         entry.check_model(model)
         call = entry.trainer()
         if call is not None:
-            for name, value in changed_arguments(entry, arguments).items():
+            for name, value in arguments_to_change(entry, arguments).items():
                 setattr(trainer.args, name, value)
             call(trainer)
 
 
 def _only_as_argument(entry: Technique, argument: str) -> ConfigurationError:
+    """Make the refusal of a technique that a built training cannot take."""
     return ConfigurationError(
         f"apply: {entry.name} can only be set as an argument, before anything is built. Set {argument}."
     )
 
 
 def _check_ranks_and_checkpoints(args: Any, entry: Technique) -> None:
+    """Refuse a technique that does not go with the Trainer's ranks, shards or checkpoints."""
     if args.deepspeed or args.fsdp or args.n_gpu > 1:
         raise ConfigurationError(
             f"apply: this Trainer uses {several(args)}, under which {entry.name} was not tried "
             "from outside. Show it one card, CUDA_VISIBLE_DEVICES=0, or write the recipe with "
             "`workbench script --shard`."
         )
-    if args.world_size > 1 and entry.alone:
-        raise ConfigurationError(f"apply: {entry.name} works in one process: {entry.alone}. Leave it out.")
+    if args.world_size > 1 and entry.why_not_on_ranks:
+        raise ConfigurationError(f"apply: {entry.name} works in one process: {entry.why_not_on_ranks}. Leave it out.")
     if not entry.can_be_resumed and args.save_strategy != "no" and not args.save_only_model:
         raise ConfigurationError(
             f"apply: {entry.name} keeps what training needs where a checkpoint does not reach. Set "
@@ -129,12 +137,12 @@ def _check_ranks_and_checkpoints(args: Any, entry: Technique) -> None:
 # ---- a model ----
 
 
-def _checked_family(model: Any, techniques: list[Technique], device: str | None, arguments: Arguments) -> ModelFamily:
-    """The model's kind. Raises as `apply` does, where techniques do not suit each other, a model, what it has already,
-    or a device.
+def _check_techniques(model: Any, techniques: list[Technique], args: Any = None) -> ModelFamily:
+    """Refuse techniques that do not suit each other, the model, what it has already, or the device; return the model's
+    family. Raises as `apply` does.
 
     Args:
-        arguments: the TrainingArguments by name; empty without a Trainer.
+        args: the TrainingArguments; None without a Trainer.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not is_causal(model):
@@ -142,27 +150,29 @@ def _checked_family(model: Any, techniques: list[Technique], device: str | None,
             f"apply: a {type(base).__name__} is no causal language model of transformers, "
             "which the techniques were written for. Load one with AutoModelForCausalLM."
         )
-    seen = {"kind": "trainer", "arguments": arguments, **about(model)}
-    check_together([*already_there(seen), *techniques], "apply")
-    here = Device.find(device)
+    device = model.device.type
+    if args is not None:
+        device = args.device.type
+    elif device == "cpu":
+        device = None  # the fastest of this machine, to which a loop sends its model later
+    facts: Facts = {"kind": "trainer", "arguments": vars(args) if args else {}, **about(model)}
+    check_together([*detect_techniques(facts), *techniques], "apply")
+    this_device = Device.find(device)
     family = family_of(model.config)
     for entry in techniques:
-        lacking = entry.missing(here)
-        if lacking:
-            raise UnavailableError(lacking)
-        with explained(f"apply: {entry.name} does not suit a {base.config.model_type!r}", f"Leave {entry.name} out."):
+        reason = entry.missing(this_device)
+        if reason:
+            raise UnavailableError(reason)
+        with explain_errors(
+            f"apply: {entry.name} does not suit a {base.config.model_type!r}", f"Leave {entry.name} out."
+        ):
             entry.check_config(base.config)
     return family
 
 
-def _device_of(model: Any) -> str | None:
-    """None, the fastest there is, for a model on the host: a loop sends it to its device later."""
-    device = str(model.device.type)
-    return None if device == "cpu" else device
-
-
-def _applied_to_model(model: Any, techniques: list[Technique]) -> Any:
-    family = _checked_family(model, techniques, _device_of(model), {})
+def _apply_to_model(model: Any, techniques: list[Technique]) -> Any:
+    """Put techniques on a model, and return it; an adapter wraps it."""
+    family = _check_techniques(model, techniques)
     for entry in techniques:
         if site_of(entry, family) is Site.ARGUMENT:
             raise _only_as_argument(entry, as_argument(entry, family, {}))
@@ -172,14 +182,14 @@ def _applied_to_model(model: Any, techniques: list[Technique]) -> Any:
                 "Give it too, apply((model, optimizer), …), or the Trainer."
             )
     for entry in techniques:
-        loaded = entry.loaded_model(family)
-        model = loaded(model) if loaded else entry.applied_to(model)
+        change = entry.change_loaded_model(family)
+        model = change(model) if change else entry.apply_to(model)
         entry.check_model(model)
-    return with_forward(model, [entry for entry in techniques if entry.trainer()])
+    return replace_forward(model, [entry for entry in techniques if entry.trainer()])
 
 
-def with_forward(model: Any, techniques: list[Technique]) -> Any:
-    """The model, whose forward pass in training does what the techniques do to a Trainer's loss and its context."""
+def replace_forward(model: Any, techniques: list[Technique]) -> Any:
+    """Give the model a forward pass that does, in training, what the techniques do to a Trainer's loss and context."""
     if not techniques:
         return model
     if "forward" in vars(model):
@@ -207,21 +217,24 @@ def with_forward(model: Any, techniques: list[Technique]) -> Any:
                 "of logits that are never whole. Call model(…, labels=labels) and use its loss, "
                 "or leave it out."
             )
-        loop = Loop(self, partial(plain_class.forward, self))
+        trainer = StandInTrainer(self, partial(plain_class.forward, self))
         for call in calls:
-            call(loop)
-        with loop.compute_loss_context_manager():
-            output = loop.compute_loss(self, *args, **kwargs)
-        return _without_logits(output) if makes_loss else output
+            call(trainer)
+        with trainer.compute_loss_context_manager():
+            output = trainer.compute_loss(self, *args, **kwargs)
+        return _drop_logits(output) if makes_loss else output
 
-    # A class of its own, so that a copy of the model has it too, and computes with the copy's weights.
+    # The model gets a class of its own: so a copy of the model has this forward too, with the copy's weights.
     members = {"forward": forward, "__module__": plain_class.__module__, "__qualname__": plain_class.__qualname__}
     model.__class__ = type(plain_class.__name__, (plain_class,), members)
     return model
 
 
-def _without_logits(output: Any) -> Any:
-    """What stands there is the hidden states: whoever reads it as logits shall not go on."""
+def _drop_logits(output: Any) -> Any:
+    """Return the model's output without `logits`.
+
+    A loss in chunks leaves hidden states in that place, which the loop would take for logits.
+    """
     if not hasattr(output, "logits"):
         raise ConfigurationError("apply: a loss in chunks needs return_dict=True. Call the model with it.")
     kept = dict(output)
@@ -232,16 +245,21 @@ def _without_logits(output: Any) -> Any:
 # ---- a loop of one's own ----
 
 
-class Loop:
-    """What the techniques' functions ask of a Trainer, played by the model and optimizer of a loop."""
+@dataclass
+class StandInTrainer:
+    """A stand-in for the Trainer that a loop has not, with what the techniques' functions use of one.
 
-    prediction_step = None
+    Attributes:
+        forward: the model's own forward pass, which computes the loss.
+        args: TrainingArguments for the optimizer.
+        optimizer_cls_and_kwargs: the class of the loop's optimizer and its settings; a technique replaces them.
+    """
+
+    model: Any
+    forward: Any = None
     args: Any = None
     optimizer_cls_and_kwargs: Any = None
-
-    def __init__(self, model: Any, forward: Any = None) -> None:
-        self.model = model
-        self.forward = forward
+    prediction_step = None  # A technique replaces it. A loop evaluates by itself, and never calls it.
 
     def compute_loss(self, _: Any, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
@@ -253,33 +271,37 @@ class Loop:
         return self.optimizer_cls_and_kwargs
 
 
-def _applied_to_loop(model: Any, optimizer: Any, techniques: list[Technique]) -> tuple[Any, Any]:
+def _apply_to_loop(model: Any, optimizer: Any, techniques: list[Technique]) -> tuple[Any, Any]:
+    """Put techniques on the model and the optimizer of a loop, and return both."""
     import torch
 
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigurationError(f"apply: the second must be an optimizer, got a {type(optimizer).__name__}.")
-    family = _checked_family(model, techniques, _device_of(model), {})
-    about_model = []
-    about_optimizer = []
+    family = _check_techniques(model, techniques)
+    on_model = []
+    on_optimizer = []
     for entry in techniques:
         if entry.stage in OPTIMIZERS:
-            about_optimizer.append(entry)
+            on_optimizer.append(entry)
             continue
-        about_model.append(entry)
+        on_model.append(entry)
         if site_of(entry, family) is Site.MODEL:
             raise ConfigurationError(
                 f"apply: {entry.name} replaces the parameters that this optimizer has. "
                 "Apply it to the model, and make the optimizer afterwards."
             )
-    if about_model:
-        model = _applied_to_model(model, about_model)
-    for entry in about_optimizer:
-        optimizer = _changed_optimizer(model, optimizer, entry)
+    if on_model:
+        model = _apply_to_model(model, on_model)
+    for entry in on_optimizer:
+        optimizer = _replace_optimizer(model, optimizer, entry)
     return model, optimizer
 
 
-def _changed_optimizer(model: Any, optimizer: Any, entry: Technique) -> Any:
-    """An optimizer of the same groups, before the first step, that works as the technique says."""
+def _replace_optimizer(model: Any, optimizer: Any, entry: Technique) -> Any:
+    """Return an optimizer of the same parameter groups that works as the technique says.
+
+    Raises ConfigurationError: this one has taken a step, or the technique replaces AdamW and this is another.
+    """
     import torch
 
     if optimizer.state:
@@ -295,7 +317,8 @@ def _changed_optimizer(model: Any, optimizer: Any, entry: Technique) -> Any:
     return optimizer_class(groups, **options)
 
 
-def _class_and_options(model: Any, optimizer: Any, entry: Technique) -> tuple[Any, Arguments]:
+def _class_and_options(model: Any, optimizer: Any, entry: Technique) -> Any:
+    """Return (class, keyword arguments) of the optimizer that the technique makes of this one."""
     from transformers import Trainer, TrainingArguments
 
     defaults = optimizer.defaults
@@ -304,19 +327,16 @@ def _class_and_options(model: Any, optimizer: Any, entry: Technique) -> tuple[An
         arguments["adam_beta1"], arguments["adam_beta2"] = defaults["betas"]
         arguments["adam_epsilon"] = defaults["eps"]
     call = entry.trainer()
-    if call is None:  # the Trainer has a name for it
+    if call is None:  # The Trainer knows this optimizer by a name, which `optim` takes.
         arguments |= entry.training_arguments({})
-        named: tuple[Any, Arguments] = Trainer.get_optimizer_cls_and_kwargs(TrainingArguments("loop", **arguments))
-        return named
-    loop = Loop(model)
-    loop.args = TrainingArguments("loop", **arguments)
+        return Trainer.get_optimizer_cls_and_kwargs(TrainingArguments("loop", **arguments))
     accepted = inspect.signature(type(optimizer).__init__).parameters
     options = {name: value for name, value in defaults.items() if name in accepted}
     if entry.stage is Stage.OPTIMIZE:
         options = {name: value for name, value in options.items() if name in ("lr", "betas", "eps")}
         if defaults.get("fused"):
             options["fused"] = True
-    loop.optimizer_cls_and_kwargs = (type(optimizer), options)
-    call(loop)
-    changed: tuple[Any, Arguments] = loop.optimizer_cls_and_kwargs
-    return changed
+    args = TrainingArguments("loop", **arguments)
+    trainer = StandInTrainer(model, args=args, optimizer_cls_and_kwargs=(type(optimizer), options))
+    call(trainer)
+    return trainer.optimizer_cls_and_kwargs

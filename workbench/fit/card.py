@@ -1,4 +1,4 @@
-"""The card that a program is tried on: an emulated one, or that of this machine."""
+"""The card that a program is tried on: an emulated GPU, or this machine's own."""
 
 import json
 import platform
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.categories import format_bytes, parse_bytes
-from workbench.base.device import emulated
+from workbench.base.device import current_emulated_gpu
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.fit import any_training
-from workbench.gpus.catalogue import ENOUGH_BYTES, Gpu, of_device
+from workbench.gpus.catalogue import ENOUGH_BYTES, Gpu, recognize_gpu
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator import place
 from workbench.gpus.emulator.card import DEVICE, with_memory
@@ -21,23 +21,24 @@ from workbench.gpus.emulator.interpreter import ask_python
 from workbench.gpus.emulator.launch import emulate
 from workbench.gpus.emulator.report import NOT_MEASURED, TIMED_OUT
 
-INTERRUPTED = 130
-SECONDS_TO_ANSWER = 120.0
-# a card that is here and in no catalogue: what PyTorch says of it takes the place of these zeros
-UNKNOWN = Gpu("here", "", "", (0, 0), 0, memory_bytes=0, measured=True, source="PyTorch on this machine")
+INTERRUPTED = 130  # a shell's exit status of a program that Ctrl-C ended
+SECONDS_TO_ANSWER = 120.0  # for an interpreter to import torch and print its cards
+# A card of this machine that is in no catalogue: PyTorch's facts replace the zeros.
+UNKNOWN = Gpu("here", "", "", (0, 0), 0, memory_bytes=0, source="PyTorch on this machine")
 
 
 @dataclass(frozen=True)
 class Use:
-    """What a program took of a card.
+    """A program's use of a card.
 
     Attributes:
-        reserved_bytes: the most that PyTorch's allocator held.
-        beside_bytes: what it takes beside that, CUDA's context above all.
-        refusals: how often it was refused memory.
-        holders: who held most at the peak, by the innermost line of the program, where the history was kept.
-        lower_bound: what took memory in amounts that nobody knows.
-        used_a_gpu: it did at all.
+        reserved_bytes: the most that PyTorch's allocator had reserved.
+        beside_bytes: what the program takes beside that, CUDA's context above all.
+        refusals: how often the program was refused memory.
+        holders: `line` and `bytes` of the program's lines that held most at the peak, the largest first; empty without
+            a history.
+        lower_bound: what took memory in amounts that nobody has measured; "" if nothing did.
+        used_a_gpu: whether the program used the card at all.
     """
 
     exit_status: int
@@ -59,11 +60,11 @@ class Use:
 
 @dataclass(frozen=True)
 class Card:
-    """A card in software, with the memory that a program may have of it (`gpu.memory_bytes`), CUDA's context included.
+    """An emulated GPU. A program may have `gpu.memory_bytes` of it, CUDA's context included.
 
     Attributes:
-        here: programs compute on it, and what they take is measured.
-        share: of its memory, which PyTorch's allocator may have.
+        here: whether it is this machine's own card, on which programs compute and memory is measured.
+        share: the share of its memory that PyTorch's allocator may have, up to 1.
     """
 
     gpu: Gpu
@@ -72,7 +73,7 @@ class Card:
 
     @property
     def name(self) -> str:
-        """As a record has it."""
+        """The device's name in records and in JSON."""
         return f"{DEVICE}{self.gpu.name}"
 
     @property
@@ -81,16 +82,24 @@ class Card:
 
     @property
     def room(self) -> str:
-        """What a program may have of it."""
+        """The memory that a program may have, in words."""
         return format_bytes(self.gpu.memory_bytes)
 
     @property
     def source(self) -> str:
-        """Where its numbers are from, in words."""
+        """The source of its numbers, in words."""
         return NOT_MEASURED
 
     def run(self, command: Sequence[str], report: Path, time_limit_s: float, *, history: bool) -> Use:
-        """Run a program on it, which writes what it has seen into `report`."""
+        """Run a program on the card, and return what it took.
+
+        Args:
+            report: the file into which the program writes what it has seen.
+            history: keep the lines that allocate, for `Use.holders`.
+
+        Raises:
+            UnavailableError: the emulator is not set up, or cannot be on this machine.
+        """
         try:
             place.refuse_other_machines()
         except UnavailableError:
@@ -111,8 +120,9 @@ class Card:
             used_a_gpu=bool(devices),
         )
 
-    def with_room(self, python: str) -> "Card | None":
-        """A card in software with room for everything, for programs of this interpreter; None: there is none."""
+    def enlarge(self, python: str) -> "Card | None":
+        """Return an emulated GPU of this kind with ENOUGH_BYTES of memory, for programs of an interpreter; None if
+        there can be none."""
         return replace(self, gpu=with_memory(self.gpu, ENOUGH_BYTES))
 
 
@@ -121,8 +131,8 @@ class CardHere(Card):
     """The card of this machine.
 
     Attributes:
-        free_bytes: what was free of it before the first run, beside CUDA's context.
-        budget_bytes: all that a program may need of it, if that was asked for.
+        free_bytes: what was free of it before the first run, after CUDA's context had been taken off.
+        budget_bytes: the most that a program may need of it; None: all of it.
     """
 
     here: bool = True
@@ -148,7 +158,7 @@ class CardHere(Card):
             beside = f"{format_bytes(self.gpu.context_bytes_estimate)} for CUDA's context, an estimate"
         else:
             beside = "what the card says is taken beside it: CUDA's context, and other programs"
-        number = NOT_MEASURED if emulated() else f"measured on {self.gpu.title}"
+        number = NOT_MEASURED if current_emulated_gpu() else f"measured on {self.gpu.title}"
         return f"{number}: what PyTorch reserved, and {beside}"
 
     def run(self, command: Sequence[str], report: Path, time_limit_s: float, *, history: bool) -> Use:
@@ -158,15 +168,14 @@ class CardHere(Card):
             status = TIMED_OUT
         except KeyboardInterrupt:
             status = INTERRUPTED
-        seen = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-        used = seen.get("card")
+        facts = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+        used = facts.get("card")
         if not used:
             return Use(status, used_a_gpu=False)
         beside_bytes = self.gpu.context_bytes_estimate if self.budget_bytes else used["beside"]
         return Use(status, used["reserved"], beside_bytes, used["refusals"])
 
-    def with_room(self, python: str) -> Card | None:
-        """One of this kind, where that can be."""
+    def enlarge(self, python: str) -> Card | None:
         try:
             gpu = with_memory(find_gpu(self.gpu.name), ENOUGH_BYTES)
             interpreter = ask_python(python)
@@ -178,15 +187,18 @@ class CardHere(Card):
 
 
 def card_named(gpu: str, budget: str | int | None) -> Card:
-    """A card by its name. Raises ConfigurationError: there is none, or it has less than the budget."""
+    """Return the emulated GPU of a name, with no more memory than the budget.
+
+    Raises ConfigurationError: there is no GPU of that name, or it has less than the budget.
+    """
     card = find_gpu(gpu)
     if budget is not None:
-        card = with_memory(card, _checked(budget, card))
+        card = with_memory(card, _parse_budget(budget, card))
     return Card(card)
 
 
 def card_here(python: str, budget: str | int | None) -> CardHere:
-    """The card that this interpreter's PyTorch sees.
+    """Return the card that an interpreter's PyTorch sees.
 
     Raises:
         UnavailableError: it sees none, or several.
@@ -209,10 +221,10 @@ def card_here(python: str, budget: str | int | None) -> CardHere:
             "CUDA_VISIBLE_DEVICES=0 in front of the command."
         )
     name = facts["name"]
-    catalogued = of_device(name) and of_device(name, facts["total_bytes"])
+    catalogued = recognize_gpu(name) and recognize_gpu(name, facts["total_bytes"])
     gpu = replace(
         catalogued or UNKNOWN,
-        title=f"{name} (emulated)" if emulated() else name,
+        title=f"{name} (emulated)" if current_emulated_gpu() else name,
         compute_capability=tuple(facts["capability"]),
         multiprocessors=facts["multiprocessors"],
         memory_bytes=facts["total_bytes"],
@@ -220,12 +232,13 @@ def card_here(python: str, budget: str | int | None) -> CardHere:
     card = CardHere(gpu, free_bytes=facts["free_bytes"])
     if budget is None:
         return card
-    budget_bytes = _checked(budget, gpu)
+    budget_bytes = _parse_budget(budget, gpu)
     share = (budget_bytes - gpu.context_bytes_estimate) / gpu.memory_bytes
     return replace(card, gpu=with_memory(gpu, budget_bytes), share=share, budget_bytes=budget_bytes)
 
 
-def _checked(budget: str | int, card: Gpu) -> int:
+def _parse_budget(budget: str | int, card: Gpu) -> int:
+    """Return a budget in bytes. Raises ConfigurationError: it is none, or more than the card has."""
     budget_bytes = parse_bytes(budget, "budget")
     if budget_bytes > card.memory_bytes:
         raise ConfigurationError(

@@ -1,27 +1,31 @@
-"""What to change in a script, in its own words, and the script with it: calls are found where they were made."""
+"""Edits of somebody's script, in the script's own words, and the text of the script with them.
+
+A call that is to be changed is found by its place, which `inside.py` has noted as the call was made.
+"""
 
 import ast
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigurationError
-from workbench.fit.places import arguments_of, as_calls, as_keywords, places_of, variables
+from workbench.fit.any_training import CallSite, Facts
+from workbench.fit.places import Techniques, arguments_of, as_calls, as_keywords, places_of, variables
 from workbench.fit.program import Program
 from workbench.techniques import Technique
 from workbench.techniques.base import Arguments
 
-NOWHERE = {"file": "", "parsed": False, "indirect": False}  # a call of a script that is not known
-Insertion = tuple[int, int, str]  # from, to, text; in bytes
-Writer = Callable[..., list[Insertion]]
+NOWHERE: CallSite = {"file": "", "parsed": False, "indirect": False}  # stands for a call whose script is not known
+Insertion = tuple[int, int, str]  # the first byte that is replaced, the byte after the last, and the new text
+Writer = Callable[..., list[Insertion]]  # takes the text and the call in it
 
 
 class CannotBeWrittenError(Exception):
-    """Why a change has no place in the script's text."""
+    """A change has no place in the script's text; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +33,17 @@ class Edit:
     """One change of a script.
 
     Attributes:
-        advice: what to do there.
-        call: of the script, as `inside.py` reports it; empty: nothing stands there that is to be changed.
-        write: makes the insertions of the text and of this call in it.
-        techniques: whose names the script needs.
-        flags: arguments of the command line instead.
+        advice: what a person does at the call.
+        call: the call that is changed, as `inside.py` reports it; empty if no call is changed.
+        write: returns the insertions, given the script's text and the call in it; None if the text stays as it is.
+        techniques: those whose names the script needs.
+        flags: arguments that the command line gets instead.
     """
 
     advice: str
-    call: Mapping[str, Any] = field(default_factory=dict)
+    call: CallSite = field(default_factory=CallSite)
     write: Writer | None = None
-    techniques: tuple[Technique, ...] = ()
+    techniques: Techniques = ()
     flags: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -48,48 +52,48 @@ class Edit:
         return f"{os.path.relpath(self.call['file'])}:{self.call['line']}  {self.advice}"
 
 
-def edits_of(techniques: Sequence[Technique], seen: Mapping[str, Any]) -> list[Edit]:
-    """What a person writes so that a training of which this was seen has the techniques. Effective batches stay what
-    they were."""
-    places = places_of(techniques, arguments_of(seen))
-    edits = _edits_of_arguments(places.arguments, seen) if places.arguments else []
-    if seen["kind"] == "loop" and places.on_trainer:
-        name = seen.get("model_name")
+def edits_of(techniques: Sequence[Technique], facts: Facts) -> list[Edit]:
+    """List the edits that give the techniques to a training. Effective batches stay what they were."""
+    places = places_of(techniques, arguments_of(facts))
+    edits = _edits_of_arguments(places.arguments, facts) if places.arguments else []
+    if facts["kind"] == "loop" and places.on_trainer:
+        name = facts.get("model_name")
         statement = f"apply({name or 'model'}, {as_calls(places.on_trainer)})"
-        write = partial(_with_statement, statement=statement if name else "")
-        # a line before it can be written whoever makes it
-        call = {**seen["optimizer_call"], "indirect": False}
+        write = partial(_insert_before, statement=statement if name else "")
+        # A line before the call can be written even if a library makes the optimizer.
+        call: CallSite = {**facts["optimizer_call"], "indirect": False}
         edits.append(Edit(f"before the optimizer: {statement}", call, write, places.on_trainer))
-    elif seen["kind"] == "trainer":
-        trainer = seen.get("trainer_class", "Trainer")
-        call = seen.get("trainer_call", NOWHERE)
+    elif facts["kind"] == "trainer":
+        trainer = facts.get("trainer_class", "Trainer")
+        call = facts.get("trainer_call", NOWHERE)
         if places.on_model:
             advice = f"{trainer}(model=apply(model, {as_calls(places.on_model)}), …)"
-            write = partial(_with_changed_model, techniques=places.on_model)
+            write = partial(_wrap_model, techniques=places.on_model)
             edits.append(Edit(advice, call, write, places.on_model))
         if places.on_trainer:
             advice = f"apply({trainer}(…), {as_calls(places.on_trainer)})"
-            write = partial(_changed, techniques=places.on_trainer)
+            write = partial(_wrap, techniques=places.on_trainer)
             edits.append(Edit(advice, call, write, places.on_trainer))
     if places.environment:
         edits.append(Edit(f"in front of the command: {variables(places.environment)}"))
     return edits
 
 
-def _edits_of_arguments(changed: Arguments, seen: Mapping[str, Any]) -> list[Edit]:
-    call = seen.get("arguments_call", NOWHERE)
+def _edits_of_arguments(changed: Arguments, facts: Facts) -> list[Edit]:
+    """Return the edit of the TrainingArguments, or of the command line if a parser reads them from there."""
+    call = facts.get("arguments_call", NOWHERE)
     if call["parsed"]:
         flags: list[str] = []
         for name, value in changed.items():
             flags += [f"--{name}", str(value)]
         return [Edit(f"add to the command: {shlex.join(flags)}", flags=tuple(flags))]
-    advice = f"{seen.get('arguments_class', 'TrainingArguments')}(…, {as_keywords(changed)})"
-    write = partial(_with_keywords, keywords=changed, before=seen["arguments"])
+    advice = f"{facts.get('arguments_class', 'TrainingArguments')}(…, {as_keywords(changed)})"
+    write = partial(_set_keywords, keywords=changed, before=facts["arguments"])
     return [Edit(f"args={advice}" if call["indirect"] else advice, call, write)]
 
 
 def imports_of_edits(edits: Sequence[Edit]) -> list[str]:
-    """The lines that a script needs at its top for them."""
+    """List the import lines that a script needs for the edits."""
     names: set[str] = set()
     for edit in edits:
         names |= class_names(edit.techniques)
@@ -99,6 +103,7 @@ def imports_of_edits(edits: Sequence[Edit]) -> list[str]:
 
 
 def class_names(techniques: Sequence[Technique]) -> set[str]:
+    """Return the names under which a script imports techniques."""
     return {type(entry).__name__ for entry in techniques}
 
 
@@ -106,7 +111,7 @@ def class_names(techniques: Sequence[Technique]) -> set[str]:
 
 
 class Text:
-    """A script and where its parts stand, in bytes, as the syntax tree counts."""
+    """A script and its syntax tree. Places in it are counted in bytes, as the tree does."""
 
     def __init__(self, text: str) -> None:
         self.content = text.encode()
@@ -116,23 +121,25 @@ class Text:
             self.starts.append(self.starts[-1] + len(line))
 
     def span(self, part: ast.expr) -> tuple[int, int]:
+        """Return the first byte of a part, and the byte after its last."""
         end_line = part.end_lineno or part.lineno
         return self.starts[part.lineno - 1] + part.col_offset, self.starts[end_line - 1] + (part.end_col_offset or 0)
 
-    def call_at(self, place: Mapping[str, Any]) -> ast.Call:
+    def call_at(self, place: CallSite) -> ast.Call:
+        """Find the call at a place. Raises CannotBeWrittenError: there is none."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Call) and self._is_at(node, place):
                 return node
         raise CannotBeWrittenError("the call was not found there")
 
-    def _is_at(self, node: ast.Call, place: Mapping[str, Any]) -> bool:
+    def _is_at(self, node: ast.Call, place: CallSite) -> bool:
         if "positions" not in place:  # Python before 3.11
             name = ast.unparse(node.func).rpartition(".")[2]
-            return bool(node.lineno == place["line"] and name == place["name"])
-        return bool([node.lineno, node.end_lineno, node.col_offset, node.end_col_offset] == place["positions"])
+            return node.lineno == place["line"] and name == place["name"]
+        return [node.lineno, node.end_lineno, node.col_offset, node.end_col_offset] == place["positions"]
 
     def statement_around(self, node: ast.Call) -> int:
-        """The line on which the innermost statement around a call begins."""
+        """Return the line on which the innermost statement around a call begins."""
         line = 0
         for part in ast.walk(self.tree):
             if isinstance(part, ast.stmt) and part.lineno <= node.lineno <= (part.end_lineno or 0):
@@ -140,7 +147,7 @@ class Text:
         return line
 
     def place_for_imports(self) -> int:
-        """Before the first statement that is no docstring and nothing of `__future__`."""
+        """Return the byte before the first statement that is no docstring and no import from `__future__`."""
         for statement in self.tree.body:
             is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
             if not is_text and not (isinstance(statement, ast.ImportFrom) and statement.module == "__future__"):
@@ -148,7 +155,7 @@ class Text:
         return 0
 
     def check_names(self, names: set[str]) -> None:
-        """Raises CannotBeWrittenError: the script has something else of a name that is imported."""
+        """Raise CannotBeWrittenError if the script uses one of these names, which are to be imported, otherwise."""
         bound = set()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -159,11 +166,11 @@ class Text:
             raise CannotBeWrittenError(f"the script has something else called {name}")
 
 
-def changed_script(program: Program, edits: Sequence[Edit]) -> str:
-    """The text of the script with the edits.
+def rewrite_script(program: Program, edits: Sequence[Edit]) -> str:
+    """Return the text of the program's script with the edits.
 
     Raises:
-        ConfigurationError: a change has no place in it that can be written; the message names the line.
+        ConfigurationError: the program is a module, or an edit cannot be written; the message names the line.
     """
     if program.file is None:
         raise ConfigurationError(f"plan: --apply writes scripts, and {shlex.join(program.script)} is a module.")
@@ -186,28 +193,31 @@ def changed_script(program: Program, edits: Sequence[Edit]) -> str:
         place = text.place_for_imports()
         insertions.append((place, place, "\n".join([*imports, ""])))
     content = text.content
+    # The last insertion comes first: so the places of the others stay right.
     for start, end, new in sorted(insertions, key=lambda insertion: insertion[:2], reverse=True):
         content = content[:start] + new.encode() + content[end:]
-    ast.parse(content)
+    ast.parse(content)  # a mistake of ours fails here, and is not written
     return content.decode()
 
 
-def _changed(text: Text, part: ast.expr, techniques: Sequence[Technique]) -> list[Insertion]:
-    """`apply(…, …)` around a part of the script."""
+def _wrap(text: Text, part: ast.expr, techniques: Sequence[Technique]) -> list[Insertion]:
+    """Put `apply(…, …)` around a part of the script."""
     start, end = text.span(part)
     return [(start, start, "apply("), (end, end, f", {as_calls(techniques)})")]
 
 
-def _with_changed_model(text: Text, call: ast.Call, techniques: Sequence[Technique]) -> list[Insertion]:
+def _wrap_model(text: Text, call: ast.Call, techniques: Sequence[Technique]) -> list[Insertion]:
+    """Put `apply(…, …)` around the model that a call is given."""
     for keyword in call.keywords:
         if keyword.arg == "model":
-            return _changed(text, keyword.value, techniques)
+            return _wrap(text, keyword.value, techniques)
     if call.args and not isinstance(call.args[0], ast.Starred):
-        return _changed(text, call.args[0], techniques)
+        return _wrap(text, call.args[0], techniques)
     raise CannotBeWrittenError("the call does not name the model")
 
 
-def _with_statement(text: Text, call: ast.Call, statement: str) -> list[Insertion]:
+def _insert_before(text: Text, call: ast.Call, statement: str) -> list[Insertion]:
+    """Put a statement on a line of its own before the one that makes the call; "": the model has no name there."""
     if not statement:
         raise CannotBeWrittenError("the model has no name there")
     place = text.starts[text.statement_around(call) - 1]
@@ -216,34 +226,38 @@ def _with_statement(text: Text, call: ast.Call, statement: str) -> list[Insertio
     return [(place, place, f"{indent}{statement}\n")]
 
 
-def _with_keywords(
-    text: Text, call: ast.Call, keywords: Mapping[str, Any], before: Mapping[str, Any]
-) -> list[Insertion]:
-    there = {keyword.arg: keyword.value for keyword in call.keywords}
+def _set_keywords(text: Text, call: ast.Call, keywords: Arguments, before: Arguments) -> list[Insertion]:
+    """Give keyword arguments of a call their new values, and append those that it has not.
+
+    Args:
+        before: the arguments' values in the run.
+    """
+    written = {keyword.arg: keyword.value for keyword in call.keywords}
     insertions = []
     missing = {}
     for name, value in keywords.items():
-        if name not in there:
+        if name not in written:
             missing[name] = value
             continue
-        start, end = text.span(there[name])
+        start, end = text.span(written[name])
         new = repr(value)
-        if not isinstance(there[name], ast.Constant):
-            new = _changed_number(text.content[start:end].decode(), before[name], value)
+        if not isinstance(written[name], ast.Constant):
+            new = _scale_number(text.content[start:end].decode(), before[name], value)
         if not new:
             raise CannotBeWrittenError(f"{name} is no literal there")
         insertions.append((start, end, new))
     if missing:
-        parts = [*call.args, *there.values()]
-        if None in there or not parts:
+        parts = [*call.args, *written.values()]
+        if None in written or not parts:
             raise CannotBeWrittenError("its arguments come from a dictionary" if parts else "the call has no arguments")
         end = max(text.span(part)[1] for part in parts)
         insertions.append((end, end, f", {as_keywords(missing)}"))
     return insertions
 
 
-def _changed_number(source: str, before: Any, after: Any) -> str:
-    """`(batch_size) // 2`: what stands there may be another number in the next run; empty if it is none."""
+def _scale_number(source: str, before: Any, after: Any) -> str:
+    """Return the source of a number multiplied or divided, as `(batch_size) // 2`, since the expression may have
+    another value in the next run; "" if the numbers are none, or one is no multiple of the other."""
     if type(before) is not int or type(after) is not int or not before or not after:
         return ""
     if before % after == 0:

@@ -1,46 +1,50 @@
-"""Where techniques go in somebody's own training, and which are there: the one table from which all others follow.
+"""The places of techniques in somebody's own training: where each of them goes, and which of them are used already.
 
-`apply` puts them on a Trainer that is here, `inside.py` on one in a program that runs, `edit.py` writes them into its
-text, and `WillItFit` names them.
+All who change a training read it here: `apply` puts techniques on a Trainer of this process, `inside.py` on one in a
+program that runs, `edit.py` writes them into a script's text, and `WillItFit` names them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from transformers import AutoConfig
 
-from workbench.base.settings import changed_settings
+from workbench.base.settings import non_default_settings
+from workbench.fit.any_training import Facts
 from workbench.models.family import ModelFamily, family_of
 from workbench.techniques import REGISTRY, Capability, Technique
 from workbench.techniques.base import Arguments, Call
 
-# until transformers 5.23, which renamed them
+Techniques = tuple[Technique, ...]
+
+# The switch of gradient checkpointing before transformers 5.23, which renamed it.
 OLDER: Arguments = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
-# a loop has no batch that can be cut
+# A loop's batch cannot be cut into micro-batches from outside, so it counts as one row.
 OF_A_LOOP: Arguments = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where a training takes each of some techniques.
+    """The places where a training takes some techniques.
 
     Attributes:
-        arguments: the TrainingArguments that are changed.
-        on_model: put on the model, before its Trainer is made.
-        on_trainer: put on the built Trainer, or on the model of a loop.
-        environment: variables in front of the command.
+        arguments: the TrainingArguments that change, with their new values.
+        on_model: techniques for the model, before its Trainer is made.
+        on_trainer: techniques for the built Trainer, or for the model of a loop.
+        environment: variables in front of the command, by name.
     """
 
     arguments: Arguments
-    on_model: tuple[Technique, ...]
-    on_trainer: tuple[Technique, ...]
+    on_model: Techniques
+    on_trainer: Techniques
     environment: dict[str, str]
 
 
 def places_of(techniques: Iterable[Technique], arguments: Arguments) -> Places:
-    """Where a training with these TrainingArguments takes the techniques; effective batches stay what they are."""
+    """Sort techniques by the places where a training with these TrainingArguments takes them. Effective batches stay
+    what they are."""
     changed: Arguments = {}
     environment: dict[str, str] = {}
     on_model = []
@@ -49,7 +53,7 @@ def places_of(techniques: Iterable[Technique], arguments: Arguments) -> Places:
         if entry.environment():
             environment |= entry.environment()
         elif by_arguments(entry, arguments):
-            changed |= changed_arguments(entry, {**arguments, **changed})
+            changed |= arguments_to_change(entry, {**arguments, **changed})
         elif Capability.ADAPTER in entry.brings:
             on_model.append(entry)
         else:
@@ -57,34 +61,42 @@ def places_of(techniques: Iterable[Technique], arguments: Arguments) -> Places:
     return Places(changed, tuple(on_model), tuple(on_trainer), environment)
 
 
-def arguments_of(seen: Mapping[str, Any]) -> Arguments:
-    """The TrainingArguments by name of a training of which this was seen; those of a loop cannot be changed."""
-    return seen["arguments"] if seen.get("kind") == "trainer" else OF_A_LOOP
+def arguments_of(facts: Facts) -> Arguments:
+    """Return a training's TrainingArguments by name; of a loop, which has none, OF_A_LOOP."""
+    return facts["arguments"] if facts.get("kind") == "trainer" else OF_A_LOOP
 
 
-def already_there(seen: Mapping[str, Any]) -> list[Technique]:
-    """What a training has already, by what `any_training.about` has seen of it, as far as techniques exclude it."""
-    # of PEFT's adapters that are no technique here, many are LoRA's kin
-    there: list[Technique] = [REGISTRY.get(name, REGISTRY["lora"])() for name in seen["adapters"]]
-    arguments = arguments_of(seen)
+def detect_techniques(facts: Facts) -> list[Technique]:
+    """List the techniques that a training uses already, as far as others exclude them.
+
+    Args:
+        facts: those of `any_training.about` included.
+    """
+    # An adapter that is no technique here counts as LoRA: many of PEFT's are its kin.
+    present: list[Technique] = [REGISTRY.get(name, REGISTRY["lora"])() for name in facts["adapters"]]
+    arguments = arguments_of(facts)
     for technique in REGISTRY.values():
-        entry = technique.there(arguments, seen)
+        entry = technique.find_in(arguments, facts)
         if entry is not None:
-            there.append(entry)
-    return there
+            present.append(entry)
+    return present
 
 
-def names_there(seen: Mapping[str, Any]) -> set[str]:
-    """The same by name, and the techniques that such a model is loaded with."""
-    names = {entry.name for entry in already_there(seen)}
+def detect_names(facts: Facts) -> set[str]:
+    """Return the names of the techniques that a training uses already, those with which its model was loaded included.
+
+    Args:
+        facts: those of `any_training.about` included.
+    """
+    names = {entry.name for entry in detect_techniques(facts)}
     try:
-        family = family_of(AutoConfig.for_model(**seen["config"]))
+        family = family_of(AutoConfig.for_model(**facts["config"]))
     except Exception:
-        # of any kind: another kind of model, or a config of a version that is not read here
+        # The model is of another kind, or this transformers does not read its config, and then raises anything.
         return names
     for technique in REGISTRY.values():
         for entry in settings_to_try(technique):
-            if entry.loaded_model(family) and entry.model_arguments(family).items() <= seen["config"].items():
+            if entry.change_loaded_model(family) and entry.model_arguments(family).items() <= facts["config"].items():
                 names.add(entry.name)
     return names
 
@@ -98,10 +110,10 @@ class Site(StrEnum):
 
 
 def site_of(technique: Technique, family: ModelFamily) -> Site:
-    """Where a technique, set as it is, can be put on a model of this kind."""
-    if technique.loaded_model(family) is not None:
+    """Return the latest moment at which a technique, set as it is, can be put on a model of this family."""
+    if technique.change_loaded_model(family) is not None:
         return Site.TRAINER
-    if technique.model_arguments(family):  # how weights are loaded
+    if technique.model_arguments(family):  # It decides how weights are loaded.
         return Site.ARGUMENT
     if Capability.ADAPTER in technique.brings:
         return Site.MODEL
@@ -111,7 +123,8 @@ def site_of(technique: Technique, family: ModelFamily) -> Site:
 
 
 def as_argument(technique: Technique, family: ModelFamily, arguments: Arguments) -> str:
-    """What a script says instead: arguments of TrainingArguments or of from_pretrained, or the environment.
+    """Return the source that gives a script the technique without `apply`: arguments of TrainingArguments or of
+    from_pretrained, or variables of the environment.
 
     Args:
         arguments: the script's TrainingArguments by name, as far as they are known.
@@ -119,7 +132,7 @@ def as_argument(technique: Technique, family: ModelFamily, arguments: Arguments)
     Raises:
         ConfigurationError: the settings do not fit the script's batch.
     """
-    changed = changed_arguments(technique, arguments)
+    changed = arguments_to_change(technique, arguments)
     if changed:
         return f"TrainingArguments({as_keywords(changed)})"
     loaded = technique.model_arguments(family)
@@ -131,11 +144,12 @@ def as_argument(technique: Technique, family: ModelFamily, arguments: Arguments)
     return technique.in_a_script.format(**technique.settings())
 
 
-def changed_arguments(technique: Technique, arguments: Arguments) -> Arguments:
-    """The TrainingArguments with which the Trainer does the technique's work, without those that are so already.
+def arguments_to_change(technique: Technique, arguments: Arguments) -> Arguments:
+    """Return the TrainingArguments with which the Trainer does the technique's work, without those that have these
+    values already.
 
     Args:
-        arguments: all that this version of transformers has, with their values.
+        arguments: all that the training's version of transformers has, with their values.
     """
     decided = technique.training_arguments({"gradient_accumulation_steps": 1, **arguments})
     switches = technique.switches()
@@ -147,36 +161,37 @@ def changed_arguments(technique: Technique, arguments: Arguments) -> Arguments:
 
 
 def variables(environment: dict[str, str]) -> str:
-    """As they stand in front of a command."""
+    """Write environment variables as they stand in front of a shell's command: `NAME=value OTHER=value`."""
     return " ".join(map("=".join, environment.items()))
 
 
-def settings_to_try(technique: type[Technique]) -> tuple[Technique, ...]:
-    """A technique with each of the settings that are worth trying."""
+def settings_to_try(technique: type[Technique]) -> Techniques:
+    """Return the technique once with each of the settings that are worth trying."""
     return tuple(technique(**settings) for settings in technique.worth_trying)
 
 
 def is_one_switch(technique: Technique) -> bool:
-    """Whether the Trainer of every version does it, by one argument that is true or false."""
+    """Whether every version's Trainer does the technique's work by one argument that is true or false."""
     return list(filter(None, technique.switches().values())) == [True]
 
 
 def by_arguments(technique: Technique, arguments: Arguments) -> bool:
-    """Whether `changed_arguments` are all that it takes. `arguments` as there."""
-    return technique.trainer() is None and bool(changed_arguments(technique, arguments))
+    """Whether `arguments_to_change` do all of the technique's work, given the training's `arguments`."""
+    return technique.trainer() is None and bool(arguments_to_change(technique, arguments))
 
 
 def as_calls(techniques: Iterable[Technique]) -> str:
-    """`Lora(rank=4), FusedGelu()`, as Python has it."""
-    return ", ".join(f"{type(entry).__name__}({as_keywords(changed_settings(entry))})" for entry in techniques)
+    """Write techniques as Python calls: `Lora(rank=4), FusedGelu()`."""
+    return ", ".join(f"{type(entry).__name__}({as_keywords(non_default_settings(entry))})" for entry in techniques)
 
 
 def as_keywords(arguments: Arguments) -> str:
-    """`per_device_train_batch_size=2, optim='adafactor'`, as Python has it."""
+    """Write arguments as Python keywords: `per_device_train_batch_size=2, optim='adafactor'`."""
     return ", ".join(f"{name}={_source(value)}" for name, value in arguments.items())
 
 
 def _source(value: Any) -> str:
+    """Write a value as Python source."""
     if isinstance(value, Call):
         return f"{value.function.__name__}({as_keywords(dict(value.settings))})"
     return repr(value)

@@ -1,4 +1,6 @@
-"""A Python program on a card, changed or as it is: one trial is a process that ends after a few steps."""
+"""A trial of somebody's Python program: a process that runs it on a card, changed or as it is, and ends after a few
+steps.
+"""
 
 import json
 import re
@@ -7,20 +9,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-from workbench.base.device import emulated
+from workbench.base.device import current_emulated_gpu
 from workbench.base.errors import DISTRIBUTION, ConfigurationError, UnavailableError
-from workbench.base.settings import plain
+from workbench.base.settings import normalize_name
 from workbench.export.whose import FOREIGN
 from workbench.fit import any_training
+from workbench.fit.any_training import Changes, Facts, TrialJob
 from workbench.fit.card import Card, Use
-from workbench.fit.places import arguments_of, places_of
+from workbench.fit.places import Techniques, arguments_of, places_of
 from workbench.gpus.emulator.inside import _emulated_imports
 from workbench.gpus.emulator.padding import VARIABLE as PADDING
 from workbench.techniques import Technique
@@ -30,16 +32,18 @@ INSIDE = Path(__file__).with_name("inside.py")
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 LAUNCHERS = ("accelerate", "deepspeed", "torchrun", "mpirun", "srun", "horovodrun")
 WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # options of Python that take the next word
-DONE = ("steps", "the end of training")
+DONE = ("steps", "the end of training")  # values of `Facts.ended_by` for a training that came to its end
 UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
+# For each older name of an argument, its current name, and the release that renamed it.
 RENAMED = {"tokenizer": ["processing_class", "transformers 4.46"], **FOREIGN["renamed"]}
 LOWER_BOUND = re.compile(r"([\w-]+)>=([\d.]+)")
-# asked of an interpreter in which nothing of the workbench need be installed
-WHAT_IS_THERE = """
+# This runs in an interpreter in which nothing of the workbench need be installed.
+PRINT_PACKAGES = """
 import importlib.metadata, json, platform
 packages = {entry.metadata["Name"]: entry.version for entry in importlib.metadata.distributions()}
 print(json.dumps([platform.python_version(), packages]))
 """
+# SEVERAL is in the error of a program for several processes, NETWORK in that of one that wants the network or a login.
 SEVERAL = re.compile(r"distributed training|env:// rendezvous")
 NETWORK = re.compile(
     r"huggingface\.co|\b(connection|offline|gated|401|access token|hf_token|login|resolve)\b",
@@ -49,10 +53,12 @@ NETWORK = re.compile(
 
 @dataclass(frozen=True)
 class Program:
-    """A command line of Python: its interpreter, the interpreter's options, and the script or `-m module` and theirs.
+    """A command line of Python.
 
-    Raises:
-        ConfigurationError: it is another program, or one that starts several processes.
+    Attributes:
+        python: the interpreter.
+        options: the interpreter's own.
+        script: a script or `-m`, `module`, and their arguments.
     """
 
     python: str
@@ -61,6 +67,10 @@ class Program:
 
     @classmethod
     def parse(cls, command: Sequence[str]) -> "Program":
+        """Parse the words of a command.
+
+        Raises ConfigurationError: it is another program, may start several processes, or names no script that exists.
+        """
         if not command:
             raise ConfigurationError("plan: name a program after --, as in: plan --gpu t4 -- python train.py")
         name = Path(command[0]).name
@@ -93,47 +103,48 @@ class Program:
 
     @property
     def command(self) -> list[str]:
-        """As it is typed."""
+        """The words of the command, as a person types them."""
         python = "python" if self.python == sys.executable else self.python
         return [python, *self.options, *self.script]
 
-    def changed(self, file: Path | None, flags: Sequence[str]) -> "Program":
-        """The same with another script, if there is one, and with more arguments at its end."""
+    def replace_script(self, file: Path | None, flags: Sequence[str]) -> "Program":
+        """Return the command with another script, unless `file` is None, and with more arguments at its end."""
         first = self.script[0] if file is None else str(file)
         return replace(self, script=(first, *self.script[1:], *flags))
 
 
 def numbers(release: str) -> tuple[int, ...]:
-    """Of a release, in their order."""
+    """Return the numbers of a release, which compare as releases do: (2, 10) of `2.10`."""
     return tuple(map(int, re.findall(r"\d+", release)))
 
 
 @cache
-def lacking(python: str) -> tuple[str, ...]:
-    """What the workbench needs, and this interpreter has not; empty: the workbench can be imported there.
+def find_missing_packages(python: str) -> tuple[str, ...]:
+    """List, in words, the packages that the workbench needs and an interpreter has not, or has too old. If there are
+    none, the workbench can be imported there.
 
     Raises:
         ConfigurationError: it is no Python of 3.9 or newer.
     """
     if python == sys.executable:
         return ()
-    asking = [python, "-c", WHAT_IS_THERE]
+    command = [python, "-c", PRINT_PACKAGES]
     try:
-        answer = subprocess.run(asking, capture_output=True, text=True, timeout=60, check=True)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         version, packages = json.loads(answer.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise ConfigurationError(
             f"plan: {python} does not answer as a Python of 3.9 or newer ({error}). Name the one that runs your script."
         ) from None
-    there = {plain(name): release for name, release in {**packages, "Python": version}.items()}
+    releases = {normalize_name(name): release for name, release in {**packages, "Python": version}.items()}
     needed = [f"Python{metadata.metadata(DISTRIBUTION)['Requires-Python']}", *(metadata.requires(DISTRIBUTION) or ())]
     faults = []
     for line in needed:
-        lower_bound = LOWER_BOUND.fullmatch(line)  # an extra's are followed by its name
-        if lower_bound is None:
+        lower_bound = LOWER_BOUND.fullmatch(line)
+        if lower_bound is None:  # The package belongs to an extra, whose name follows.
             continue
         name, least = lower_bound.groups()
-        release = there.get(plain(name))
+        release = releases.get(normalize_name(name))
         if release is None:
             faults.append(f"no {name}")
         elif numbers(release) < numbers(least):
@@ -143,17 +154,19 @@ def lacking(python: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of a program with these techniques on it.
+    """The result of running a program with techniques.
 
     Attributes:
-        seen: what `inside.py` reports.
+        techniques: those that were put on it; none for the program as it is.
+        facts: the report of `inside.py`; empty if the process was ended from outside.
         use: what it took of the card.
-        fits: it came to the last step, and was refused no memory.
-        recovered: it was refused memory, and went on with less.
+        fits: whether it came to the last step, and was refused no memory.
+        seconds: the duration of the whole run.
+        recovered: whether it was refused memory, and went on with less.
     """
 
-    techniques: tuple[Technique, ...]
-    seen: Mapping[str, Any]
+    techniques: Techniques
+    facts: Facts
     use: Use
     fits: bool
     seconds: float
@@ -161,31 +174,31 @@ class Trial:
 
     @property
     def reserved_bytes(self) -> int:
-        """The most that PyTorch's allocator held."""
+        """The most that PyTorch's allocator had reserved."""
         return self.use.reserved_bytes
 
     @property
     def needed_bytes(self) -> int:
-        """The same, and what it takes beside."""
-        return self.use.reserved_bytes + self.use.beside_bytes
+        """All that a card must give: the reserved bytes, and those that the program takes beside."""
+        return self.reserved_bytes + self.use.beside_bytes
 
     @property
     def step_time_s(self) -> float | None:
-        """Of the last step, where it was computed."""
-        return self.seen.get("step_time_s")
+        """The duration of the last step; None if no step was timed, as on an emulated card, which computes nothing."""
+        return self.facts.get("step_time_s")
 
     @property
     def ended_by(self) -> str:
-        return str(self.seen.get("ended_by", ""))
+        return self.facts.get("ended_by", "")
 
     @property
     def ended_well(self) -> bool:
-        """It came to the end of its steps, or to its own end after some."""
-        return self.ended_by in DONE or (self.ended_by == "its own end" and self.seen["steps"] > 0)
+        """Whether it came to the end of its steps, or to its own end after some."""
+        return self.ended_by in DONE or (self.ended_by == "its own end" and self.facts["steps"] > 0)
 
     @property
     def ran(self) -> bool:
-        """It reached its steps, or was refused memory."""
+        """Whether its memory is known: it ended well, or was refused memory."""
         return self.ended_well or self.ended_by == "out of memory"
 
 
@@ -196,33 +209,35 @@ def try_out(
     *,
     steps: int,
     time_limit_s: float,
-    before: Mapping[str, Any] | None = None,
+    before: Facts | None = None,
     life: bool = False,
     shown: bool = False,
 ) -> Trial:
-    """Run a program on a card until so many optimizer steps are done.
+    """Run a program on a card until it has done so many optimizer steps.
 
     Args:
-        before: what was `seen` in a run of it as it is.
-        life: a Trainer evaluates and saves after them, if its arguments say so.
-        shown: what it prints goes to standard error; otherwise nowhere.
+        before: `Trial.facts` of a run of the program as it is; None for that run itself.
+        life: a Trainer evaluates and saves after the steps, if its arguments say so.
+        shown: the program's output goes to standard error; otherwise nowhere.
 
     Raises:
         UnavailableError: the emulator is not set up, or cannot be on this machine.
     """
     with tempfile.TemporaryDirectory(prefix="fit-") as folder:
         report = Path(folder, "report.json")
-        job = job_of(program, techniques, before or {}) | {
+        job: TrialJob = {
+            **changes_of(program, techniques, before or {}),
             "steps": steps,
             "life": life,
             "report": str(report),
             "shown": shown,
             "scratch": folder,
             "here": card.here,
-            "timed": card.here and not emulated(),
+            "timed": card.here and not current_emulated_gpu(),
             "share": card.share,
         }
-        # a library by its path, so that what goes through it is held by the program's own lines
+        # In a folder of this name inside.py counts as a library: memory that is allocated through it is put down to
+        # the program's own lines.
         inside = Path(folder, "site-packages", INSIDE.name)
         inside.parent.mkdir()
         shutil.copy(INSIDE, inside)
@@ -232,17 +247,18 @@ def try_out(
         job_file.write_text(json.dumps(job), encoding="utf-8")
         began = time.monotonic()
         command = [program.python, *program.options, str(inside), str(job_file), *program.script]
+        # A run that begins after the end of the time gets a second, and so times out as others do.
         use = card.run(command, report, max(time_limit_s, 1.0), history=shown)
         seconds = round(time.monotonic() - began, 1)
-        seen = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-    trial = Trial(tuple(techniques), seen, use, False, seconds)
+        facts: Facts = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+    trial = Trial(tuple(techniques), facts, use, False, seconds)
     if not trial.ended_well:
         return trial
     return replace(trial, fits=use.refusals == 0 or shown, recovered=use.refusals > 0)
 
 
-def job_of(program: Program, techniques: Sequence[Technique], before: Mapping[str, Any]) -> dict[str, Any]:
-    """What `inside.py` is told of a program and its changes."""
+def changes_of(program: Program, techniques: Sequence[Technique], before: Facts) -> Changes:
+    """Return the changes that put the techniques on a program, as `inside.py` makes them."""
     places = places_of(techniques, arguments_of(before))
     return {
         "arguments": places.arguments,
@@ -257,9 +273,14 @@ def job_of(program: Program, techniques: Sequence[Technique], before: Mapping[st
 
 
 def check_trial(trial: Trial, time_limit_s: float) -> None:
-    """Raises ConfigurationError: the program, as it is, did not come to train, for reasons of its own."""
-    trainer_or_loop = trial.seen.get("kind", "")
-    message = str(trial.seen.get("message", ""))
+    """Refuse a program that, as it is, did not come to train.
+
+    Raises:
+        ConfigurationError: for reasons of its own; the message has the cure.
+        UnavailableError: it was ended from outside.
+    """
+    trainer_or_loop = trial.facts.get("kind", "")
+    message = trial.facts.get("message", "")
     if trial.use.timed_out:
         raise ConfigurationError(
             f"plan: the program did not come to the end of its steps within {time_limit_s:.0f} s. "
@@ -267,7 +288,7 @@ def check_trial(trial: Trial, time_limit_s: float) -> None:
         )
     if trial.ended_by == "several ranks":
         raise ConfigurationError(
-            f"plan: this training uses {trial.seen['several']}, and one process without it is "
+            f"plan: this training uses {trial.facts['several']}, and one process without it is "
             "planned for. Leave it out, or write the training as a recipe: "
             "workbench predict --ranks."
         )
@@ -288,12 +309,12 @@ def check_trial(trial: Trial, time_limit_s: float) -> None:
         raise ConfigurationError(f"plan: the program failed by itself, as stands above ({message:.300}). {cure}")
     if trial.ended_by == "its own exit":
         raise ConfigurationError(
-            f"plan: the program ended by itself with {trial.seen['exit']!r:.90}, before it "
+            f"plan: the program ended by itself with {trial.facts['exit']!r:.90}, before it "
             "trained. Give it the arguments that it needs, behind its name."
         )
-    if not trial.seen:
+    if not trial.facts:
         raise UnavailableError("plan: the program was ended from outside, before it could report. Give it more room.")
-    # memory may run out before: the model alone can be too large
+    # Memory may run out before a Trainer or an optimizer is made: the model alone can be too large.
     if not trainer_or_loop and trial.ended_by != "out of memory":
         raise ConfigurationError(
             "plan: the program ended without a Trainer of transformers and without an optimizer of "

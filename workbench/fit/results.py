@@ -1,14 +1,15 @@
-"""What was found for a program: sets of changes with which it fits, in its own words."""
+"""The result of a search: the sets of changes with which a program fits, in the program's own words."""
 
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from workbench.advise.candidate import answer_lines, given_up, room_in_words, worst_numerics
+from workbench.advise.candidate import answer_lines, costs_of, room_in_words, worst_numerics
 from workbench.base.categories import format_bytes
 from workbench.base.result import Result
-from workbench.base.settings import changed_settings
+from workbench.base.settings import non_default_settings
+from workbench.fit.any_training import Facts
 from workbench.fit.card import Card
 from workbench.fit.edit import edits_of, imports_of_edits
 from workbench.fit.places import as_keywords, is_one_switch
@@ -48,43 +49,46 @@ class Answer(Trial, Result):
 
     @property
     def gives_up(self) -> tuple[str, ...]:
-        return given_up(self.techniques)
+        return costs_of(self.techniques)
 
     @property
     def edits(self) -> list[str]:
-        return [str(edit) for edit in edits_of(self.techniques, self.seen)]
+        return [str(edit) for edit in edits_of(self.techniques, self.facts)]
 
     @property
     def imports(self) -> list[str]:
-        return imports_of_edits(edits_of(self.techniques, self.seen))
+        return imports_of_edits(edits_of(self.techniques, self.facts))
 
     @property
-    def ways(self) -> list[str]:
-        """What to write, and on which condition."""
+    def instructions(self) -> list[str]:
+        """The lines that say what to write, and on which condition."""
         lines = [f"change    {edit}" for edit in self.edits]
         if self.imports:
             lines.append(f"with      {'; '.join(self.imports)}")
-        if "own_loss" in self.seen and any(Capability.ACCUMULATION in entry.brings for entry in self.techniques):
-            trainer = self.seen["own_loss"]
+        if "own_loss" in self.facts and any(Capability.ACCUMULATION in entry.brings for entry in self.techniques):
+            trainer = self.facts["own_loss"]
             lines.append(f"only if   the loss of {trainer} is a mean over rows or tokens: it was not looked at")
         return lines
 
 
 @dataclass(frozen=True)
 class Fit(Result):
-    """What was found for a program on a card. In JSON its fields have the names of a recipe's plan.
+    """The plan for a program on a card. In JSON its fields have the names of a recipe's plan.
 
     Attributes:
-        card: on which it was run.
-        as_it_is: the program on the card.
-        with_room: with room for everything, where it does not fit; None if it does, or if there is no such place.
+        card: the card on which the program was run.
+        steps: optimizer steps of each run.
+        as_it_is: the run of the program without changes.
+        with_room: the same run on an emulated card with room for everything; None if it fits as it is, or if there is
+            no such card.
         candidates: sets of changes that fit: exact ones, then others; the cheaper ones first.
-        failed: sets that were run and ran out of memory, too.
-        skipped: sets that the program cannot have, and why.
+        failed: titles of sets that were run and ran out of memory, too.
+        skipped: why the program cannot have a set, by its title.
         lacks: what the workbench needs, and the program's interpreter has not. Then arguments alone are changed.
-        functions: by technique, what would have to be pasted there; these were not run.
-        ended: why the search ended before it was over.
-        written: the changed script, and its run by itself; empty where none was asked for. And what that run reserved.
+        functions: source to paste into the script, by technique, for such an interpreter; these were not run.
+        ended: why the search ended early; "" if it did not.
+        written: lines that show the changed script and its run by itself; empty if none was asked for.
+        written_reserved_bytes: the most that PyTorch's allocator had reserved in that run; None if there was none.
     """
 
     program: Program
@@ -132,7 +136,7 @@ class Fit(Result):
 
     @property
     def whole(self) -> Trial:
-        """The run of the program as it is that came farthest."""
+        """The run without changes that came farthest."""
         return self.with_room or self.as_it_is
 
     @property
@@ -141,17 +145,17 @@ class Fit(Result):
 
     @property
     def is_least(self) -> bool:
-        """It had not taken all that it needs when it ended."""
+        """Whether `needed_bytes` is a lower bound: the program ended before it had taken all that it needs."""
         return not self.fits and self.with_room is None
 
     @property
     def tokens(self) -> str:
-        """Which batches the verdict is about."""
-        return batches_in_words(self.whole.seen)
+        """The batches that the verdict is about, in words."""
+        return batches_in_words(self.whole.facts)
 
     def __str__(self) -> str:
         command = shlex.join(self.program.command)
-        also = self.whole.seen.get("also")
+        also = self.whole.facts.get("also")
         beside = f"with {' and '.join(also)}" if also else "without evaluation and saving"
         lines = [
             f"{command} on {self.card.title} ({self.card.room}): "
@@ -165,7 +169,7 @@ class Fit(Result):
             lines.append(f"  a lower bound: nobody has measured {self.as_it_is.use.lower_bound}")
         for number, answer in enumerate(self.candidates, start=1):
             need = f"{self._need(answer)}; loss {answer.numerics}"
-            lines += ["", *answer_lines(f"{number}. {answer.label}", need, answer.gives_up, answer.ways)]
+            lines += ["", *answer_lines(f"{number}. {answer.label}", need, answer.gives_up, answer.instructions)]
         if not self.candidates and not self.fits:
             lines += ["", "Nothing was found that fits. Take a smaller model, shorter rows, or a larger card."]
         if self.failed:
@@ -198,7 +202,7 @@ class Fit(Result):
         return f"{need}; {trial.step_time_s:.3g} s a step" if trial.step_time_s else need
 
     def _without_the_workbench(self) -> list[str]:
-        """What was not tried in an interpreter that lacks what the workbench needs."""
+        """List what was not tried, if the program's interpreter lacks what the workbench needs."""
         if not self.lacks:
             return []
         lines = ["", f"{self.program.python} has not what the workbench needs: {', '.join(self.lacks)}."]
@@ -211,21 +215,22 @@ class Fit(Result):
         return lines
 
 
-def batches_in_words(seen: Mapping[str, Any]) -> str:
-    """Which batches a verdict is about."""
-    if not seen["rows"]:
+def batches_in_words(facts: Facts) -> str:
+    """Say which batches a verdict is about."""
+    if not facts["rows"]:
         return "for batches as they came; their shapes were not seen"
-    shape = f"{seen['rows']} × {seen['tokens']:,} tokens"
-    if seen.get("longest_row", 0) and seen["longest_row"] <= seen["tokens"]:
+    shape = f"{facts['rows']} × {facts['tokens']:,} tokens"
+    if facts.get("longest_row", 0) and facts["longest_row"] <= facts["tokens"]:
         return f"batches of {shape}, the longest rows of its data"
     return f"for batches up to {shape}; whether its data has longer ones is not known"
 
 
 def title(techniques: Sequence[Technique]) -> str:
-    """`fused_gelu + gradient_accumulation(steps=2)`: with the settings of which several were tried."""
+    """Return the names of techniques, with the settings of which several are tried:
+    `fused_gelu + gradient_accumulation(steps=2)`; "as it is" for none."""
     titles = []
     for entry in techniques:
-        settings = changed_settings(entry)
+        settings = non_default_settings(entry)
         if not is_one_switch(entry):
             for tried in entry.worth_trying:
                 settings |= {name: entry.settings()[name] for name in tried}

@@ -1,36 +1,37 @@
-"""`fit`: a program as it is on a card and, where it does not fit, the smallest sets of changes with which it does.
+"""`fit` runs a program as it is on a card. If it does not fit, it searches the smallest sets of changes with which it
+does.
 
-An estimate decides which sets are tried, and in which order; whatever is said of a set was run on the card.
+Estimates decide which sets are tried, and in which order; whatever is said of a set was run on the card.
 """
 
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import unified_diff
-from typing import Any
 
 from workbench.advise.candidate import NUMERICS
 from workbench.base.categories import format_bytes
 from workbench.base.errors import ConfigurationError
 from workbench.base.paths import write_whole
-from workbench.fit.candidates import Sizes, estimate, extra_time, offered, sets_of, sizes_of
+from workbench.fit.any_training import Facts
+from workbench.fit.candidates import Sizes, estimate, extra_time, list_choices, sets_of, sizes_of
 from workbench.fit.card import Card, card_here, card_named
-from workbench.fit.edit import Edit, changed_script, edits_of
+from workbench.fit.edit import Edit, edits_of, rewrite_script
 from workbench.fit.functions import functions_to_paste
-from workbench.fit.places import places_of, variables
-from workbench.fit.program import Program, Trial, check_trial, lacking, try_out
+from workbench.fit.places import Techniques, places_of, variables
+from workbench.fit.program import Program, Trial, check_trial, find_missing_packages, try_out
 from workbench.fit.results import Answer, Fit, title
-from workbench.techniques import Numerics, Technique
+from workbench.techniques import Numerics
 
-STEPS = 3  # the first makes the optimizer's states; the second is the first that needs all memory
+STEPS = 3  # optimizer steps: the first makes the optimizer's states, so that the second is the first with all memory
 TIME_LIMIT_S = 600.0
-ANSWERS = {Numerics.EXACT: 3, Numerics.APPROXIMATE: 1, Numerics.DIFFERENT: 1}
-TRIALS = 10  # of each kind of loss
-CHEAP = 0.1  # an exact answer that takes no more time than this: others are not looked for
+ANSWERS = {Numerics.EXACT: 3, Numerics.APPROXIMATE: 1, Numerics.DIFFERENT: 1}  # the most of each kind of loss
+TRIALS = 10  # the most sets of names that are tried for each kind of loss
+CHEAP = 0.1  # If an answer makes a step at most a tenth longer, no other kind of loss is tried.
 TIME_UP = "the time was up (--timeout)"
-UNSURE = 1.05  # sets that by their estimate need so much of the room are tried
+UNSURE = 1.05  # Estimates err: a set is tried if its estimate is at most 5 % above the card's memory.
 
 
 def fit(
@@ -55,30 +56,34 @@ def fit(
         here: run it on this machine's own card instead.
         budget: all that it may need of the card, CUDA's context included; by default what the card has.
         steps: optimizer steps of each run.
-        life: evaluation and saving after them, as a Trainer does them.
+        life: let a Trainer evaluate and save after the steps.
         time_limit_s: for all runs together. What is known by then is the answer.
         write: write the script with the first answer's changes beside it, and run that file by itself.
-        say: told of each run.
+        say: gets a line about each run.
 
     Raises:
-        ConfigurationError: the program does not come to train, or uses several processes; a budget that is none.
-        UnavailableError: there is no emulator on this machine, or it is not set up; or `here` there is no card.
+        ConfigurationError: the program does not come to train, or uses several processes; or the budget is no amount
+            of memory, or more than the card has.
+        UnavailableError: there is no emulator on this machine, or it is not set up; or with `here` there is no card.
     """
     program = Program.parse(command)
     card = card_here(program.python, budget) if here else card_named(gpu, budget)
     search = ProgramSearch(program, card, steps, life, time.monotonic() + time_limit_s, say)
     planned = search.fit()
-    return written_beside(planned, search) if write and planned.candidates else planned
+    return write_beside(planned, search) if write and planned.candidates else planned
 
 
 @dataclass
 class ProgramSearch:
-    """The search, run by run.
+    """The search for sets of changes, and its state from run to run.
 
     Attributes:
-        ends_at: on the clock `time.monotonic`.
-        failed, skipped, functions, ended: as `Fit` has them.
-        before: what was seen of the program as it is.
+        ends_at: seconds on the clock `time.monotonic`.
+        too_large: sets that were run and ran out of memory.
+        skipped: why sets, or single techniques, cannot be run with this program, by their titles.
+        functions: the text of functions to paste, by technique, for an interpreter without the workbench.
+        ended: why the search ended early; "" as long as it goes on.
+        before: the facts about the program as it is.
     """
 
     program: Program
@@ -87,21 +92,25 @@ class ProgramSearch:
     life: bool
     ends_at: float
     say: Callable[[str], None]
-    failed: list[tuple[Technique, ...]] = field(default_factory=list)
+    too_large: list[Techniques] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     functions: dict[str, str] = field(default_factory=dict)
     ended: str = ""
-    before: Mapping[str, Any] = field(default_factory=dict)
+    before: Facts = field(default_factory=Facts)
 
     def fit(self) -> Fit:
+        """Run the program as it is and, if it does not fit, search sets of changes.
+
+        Raises KeyboardInterrupt: it was interrupted before anything was known.
+        """
         time_limit_s = self.ends_at - time.monotonic()
-        lacks = lacking(self.program.python)
+        lacks = find_missing_packages(self.program.python)
         self.say(f"as it is, on {self.card.title}: {shlex.join(self.program.command)}")
         as_it_is = self.run((), shown=True)
         if as_it_is.use.interrupted:
             raise KeyboardInterrupt
         check_trial(as_it_is, time_limit_s)
-        self.before = as_it_is.seen
+        self.before = as_it_is.facts
         if self.life and self.before["kind"] == "loop":
             raise ConfigurationError(
                 "plan: --life is for scripts with a Trainer, which says when it evaluates and "
@@ -111,8 +120,8 @@ class ProgramSearch:
         with_room = None
         answers: list[Answer] = []
         if not as_it_is.fits:
-            with_room = self.with_room()
-            answers = self.answers(with_room or as_it_is)
+            with_room = self.run_with_room()
+            answers = self.find_answers(with_room or as_it_is)
         return Fit(
             self.program,
             self.card,
@@ -120,16 +129,19 @@ class ProgramSearch:
             as_it_is,
             with_room,
             tuple(answers),
-            failed=tuple(map(title, self.failed)),
+            failed=tuple(map(title, self.too_large)),
             skipped=self.skipped,
             lacks=lacks,
             functions=self.functions,
             ended=self.ended,
         )
 
-    def with_room(self) -> Trial | None:
-        """The program as it is where there is room for everything; None: it was not run there, or not to its end."""
-        card = self.card.with_room(self.program.python)
+    def run_with_room(self) -> Trial | None:
+        """Run the program as it is on an emulated card with room for everything, to learn all that it needs.
+
+        Returns None if there is no such card, or the program did not come to the end of its steps there.
+        """
+        card = self.card.enlarge(self.program.python)
         if card is None:
             self.say("out of memory; what it had by then decides what is tried first")
             return None
@@ -140,69 +152,76 @@ class ProgramSearch:
         self.ended = self.ended or "with room for everything it did not come to the end of its steps"
         return None
 
-    def answers(self, whole: Trial) -> list[Answer]:
-        """Sets that fit: exact ones first, and others where those are dear.
+    def find_answers(self, whole: Trial) -> list[Answer]:
+        """Find sets with which the program fits: exact ones first, others if those take much time.
 
         Args:
-            whole: the program as it is, with room for everything if there was such a run.
+            whole: a run of the program as it is, the one with room for everything if there was one.
         """
-        if "model" not in whole.seen and whole.seen["kind"] == "loop":
+        if "model" not in whole.facts and whole.facts["kind"] == "loop":
             self.ended = "its model is no causal language model of transformers, and no other is changed from outside"
-        elif "sizes" not in whole.seen:
+        elif "sizes" not in whole.facts:
             self.ended = self.ended or "it ran out of memory before its training began: its model alone is too large"
         if self.ended:
             return []
-        sizes = sizes_of(whole.seen, whole.reserved_bytes, whole.use.beside_bytes)
-        is_alone = bool(lacking(self.program.python))
-        choices = offered(whole.seen, self.card.gpu, by_arguments_alone=is_alone)
+        sizes = sizes_of(whole.facts, whole.reserved_bytes, whole.use.beside_bytes)
+        is_alone = bool(find_missing_packages(self.program.python))
+        choices = list_choices(whole.facts, self.card.gpu, by_arguments_alone=is_alone)
         if is_alone:
-            self.functions = functions_to_paste(whole.seen, self.card.gpu, sizes)
+            self.functions = functions_to_paste(whole.facts, self.card.gpu, sizes)
         answers: list[Answer] = []
         for numerics in NUMERICS:
             is_cheap = any(extra_time(answer.techniques) <= CHEAP for answer in answers)
             if self.ended or is_cheap:
                 break
-            answers += self.answers_of(numerics, choices, sizes, is_whole=whole.fits)
+            answers += self.find_answers_of(numerics, choices, sizes, is_whole=whole.fits)
         return answers
 
-    def answers_of(
-        self, numerics: Numerics, choices: list[tuple[Technique, ...]], sizes: Sizes, *, is_whole: bool
+    def find_answers_of(
+        self, numerics: Numerics, choices: list[Techniques], sizes: Sizes, *, is_whole: bool
     ) -> list[Answer]:
-        """Those of one kind of loss. Sizes that are not whole are the least: what is estimated to need as much as a set
-        that ran out of memory is not tried."""
+        """Find sets whose loss is of one kind, those that take the least time first.
+
+        Args:
+            is_whole: whether `sizes` are all that the program needs. If not, they are lower bounds, and a set is tried
+                only if its estimate is below those of all sets that ran out of memory.
+        """
         answers: list[Answer] = []
-        # by the names in a set that was tried: with its next settings
-        goes_on: dict[frozenset[str], bool] = {}
+        # For the names of each set that was tried, whether it ran. If not, its other settings are not tried.
+        ran: dict[frozenset[str], bool] = {}
         least = estimate(sizes, ())
         for techniques in sets_of(choices, numerics, sizes, UNSURE * self.card.gpu.memory_bytes):
             names = frozenset(entry.name for entry in techniques)
             is_larger = answers and len(techniques) > len(answers[0].techniques)
-            is_one_too_many = len(goes_on) == TRIALS and names not in goes_on
+            is_one_too_many = len(ran) == TRIALS and names not in ran
             if is_larger or is_one_too_many or len(answers) == ANSWERS[numerics] or self.ended:
                 break
             if any(names >= answer.changes.keys() for answer in answers) or self.is_hopeless(techniques):
                 continue
-            if not goes_on.get(names, True) or (not is_whole and estimate(sizes, techniques) >= least):
+            if not ran.get(names, True) or (not is_whole and estimate(sizes, techniques) >= least):
                 continue
             trial = self.run(techniques)
-            goes_on[names] = trial.ran
+            ran[names] = trial.ran
             if trial.fits:
                 answers.append(Answer(**vars(trial)))
             elif trial.ran:
-                self.failed.append(techniques)
+                self.too_large.append(techniques)
                 least = min(least, estimate(sizes, techniques))
         return sorted(answers, key=lambda answer: answer.step_time_s or extra_time(answer.techniques))
 
-    def is_hopeless(self, techniques: tuple[Technique, ...]) -> bool:
-        """A set that could not be run has a part in it that cannot, or a larger one did not fit."""
+    def is_hopeless(self, techniques: Techniques) -> bool:
+        """Whether the program cannot have one of the techniques, or a set that holds them all was too large."""
         if any(title((entry,)) in self.skipped for entry in techniques):
             return True
-        return any(set(techniques) <= set(larger) for larger in self.failed)
+        return any(set(techniques) <= set(larger) for larger in self.too_large)
 
-    def run(self, techniques: tuple[Technique, ...], *, card: Card | None = None, shown: bool = False) -> Trial:
-        time_left_s = self.ends_at - time.monotonic()
-        if time_left_s < 1:
-            self.ended = TIME_UP
+    def run(self, techniques: Techniques, *, card: Card | None = None, shown: bool = False) -> Trial:
+        """Run the program with techniques in the time that is left, note why it failed, and say the verdict.
+
+        Args:
+            card: in place of the search's own.
+            shown: the program's output goes to standard error, and its failure is for `check_trial`.
+        """
         trial = try_out(
             self.program,
             card or self.card,
@@ -210,7 +229,7 @@ class ProgramSearch:
             steps=self.steps,
             before=self.before,
             life=self.life,
-            time_limit_s=time_left_s,
+            time_limit_s=self.ends_at - time.monotonic(),
             shown=shown,
         )
         if trial.use.interrupted:
@@ -219,12 +238,9 @@ class ProgramSearch:
             self.ended = TIME_UP
         elif not trial.ran and not shown:
             ended = f"it ended with status {trial.use.exit_status}"
-            reason = str(trial.seen.get("refusal") or trial.seen.get("message") or ended)
-            # where the reason begins with the name of one of them, no other set with it is tried
-            refused = []
-            for entry in techniques:
-                if reason.removeprefix("apply: ").startswith(entry.name):
-                    refused.append(entry)
+            reason = trial.facts.get("refusal") or trial.facts.get("message") or ended
+            # A reason that begins with a technique's name is about that one: no other set with it is tried.
+            refused = [entry for entry in techniques if reason.removeprefix("apply: ").startswith(entry.name)]
             self.skipped[title(refused or techniques)] = " ".join(reason.split())[:300]
         verdict = f"needs {format_bytes(trial.needed_bytes)}" if trial.fits else "out of memory"
         if not trial.ran:
@@ -236,19 +252,23 @@ class ProgramSearch:
 # ---- --apply ----
 
 
-def written_beside(planned: Fit, search: ProgramSearch) -> Fit:
-    """Write the script with the first answer's changes beside it, and run that file by itself."""
+def write_beside(planned: Fit, search: ProgramSearch) -> Fit:
+    """Write the script with the first answer's changes beside it, and run that file by itself.
+
+    Returns the plan with `written` and `written_reserved_bytes`.
+    """
     answer = planned.candidates[0]
     try:
-        program, lines = written_program(planned, edits_of(answer.techniques, answer.seen))
+        program, lines = write_program(planned, edits_of(answer.techniques, answer.facts))
     except ConfigurationError as error:
         return replace(planned, written=(str(error),))
+    # Variables of the environment stand in front of the command, not in the script: this run is given them too.
     carried = tuple(entry for entry in answer.techniques if entry.environment())
     command = f"{variables(places_of(carried, {}).environment)} {shlex.join(program.command)}"
     lines.append(f"run by itself: {command.lstrip()}")
     by_itself = replace(search, program=program, skipped={}).run(carried)
     if not by_itself.ran:
-        reason = TIME_UP if by_itself.use.timed_out else by_itself.seen.get("message", "it ended")
+        reason = TIME_UP if by_itself.use.timed_out else by_itself.facts.get("message", "it ended")
         lines.append(f"  not verified, since it did not come to the end of its steps: {reason}")
         return replace(planned, written=tuple(lines))
     verdict = "fits" if by_itself.fits else "does NOT fit, against the plan"
@@ -260,8 +280,11 @@ def written_beside(planned: Fit, search: ProgramSearch) -> Fit:
     return replace(planned, written=tuple(lines), written_reserved_bytes=by_itself.reserved_bytes)
 
 
-def written_program(planned: Fit, edits: Sequence[Edit]) -> tuple[Program, list[str]]:
-    """The program with the edits, and what is to be said of that. Raises ConfigurationError: one cannot be written."""
+def write_program(planned: Fit, edits: Sequence[Edit]) -> tuple[Program, list[str]]:
+    """Write the script with the edits; return its command, and lines that show what was written.
+
+    Raises ConfigurationError: an edit cannot be written, or the file is there already with another text.
+    """
     program = planned.program
     place = None
     lines: list[str] = []
@@ -269,7 +292,7 @@ def written_program(planned: Fit, edits: Sequence[Edit]) -> tuple[Program, list[
     for edit in edits:
         flags += edit.flags
     if any(edit.write for edit in edits):
-        text = changed_script(program, edits)
+        text = rewrite_script(program, edits)
         assert program.file is not None
         place = program.file.with_stem(f"{program.file.stem}_fits_{planned.card.gpu.name.replace('-', '_')}")
         if place.exists() and place.read_text(encoding="utf-8") != text:
@@ -278,4 +301,4 @@ def written_program(planned: Fit, edits: Sequence[Edit]) -> tuple[Program, list[
         before = program.file.read_text(encoding="utf-8")
         lines += unified_diff(before.splitlines(), text.splitlines(), str(program.file), str(place), n=1, lineterm="")
         lines.append(f"written: {place}")
-    return program.changed(place, flags), lines
+    return program.replace_script(place, flags), lines

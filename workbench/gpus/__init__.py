@@ -1,1 +1,1 @@
-"""GPUs without a GPU: what is known of each card, and a model of the allocator that PyTorch has there."""
+"""GPUs on a machine that has none: a catalogue of cards, a model of PyTorch's allocator, and an emulated GPU."""

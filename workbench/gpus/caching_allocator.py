@@ -4,9 +4,11 @@
 tensors asked for. The rules are those of PyTorch's source, `c10/cuda/CUDACachingAllocator.cpp` (`malloc`,
 `get_free_block`, `should_split`, `get_allocation_size`, `try_merge_blocks`, `release_cached_blocks`; for expandable
 segments `map_block` and `unmap_block`) with the sizes of `c10/core/AllocatorConfig.h` and all settings at their
-defaults but the one offered here. One stream, no CUDA graphs. Of free blocks of equal size the one in the older
-segment is taken, as by PyTorch from 2.13 on (its pull request 183591): here segments get rising addresses. Before, it
-took the lower address, which only the driver decides.
+defaults but the one offered here. It has one stream and no CUDA graphs.
+
+Among free blocks of equal size PyTorch takes the one in the older segment from 2.13 on (its pull request 183591), and
+took the one at the lower address before, which only the driver decides. Here a newer segment has a higher address, so
+that both are the same.
 """
 
 from bisect import bisect_left, insort
@@ -15,13 +17,12 @@ from typing import Any
 
 from workbench.gpus.catalogue import ENOUGH_BYTES, MIB
 
-SMALLEST_BLOCK_BYTES = 512  # kMinBlockSize: every request is rounded up to a multiple
+SMALLEST_BLOCK_BYTES = 512  # kMinBlockSize: every request is rounded up to a multiple of it
 SMALL_REQUEST_BYTES = 1 * MIB  # kSmallSize: the largest request of the small pool
-SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
-# large_segment_size: the segment that requests below the next line share
-LARGE_SEGMENT_BYTES = 20 * MIB
-OWN_SEGMENT_BYTES = 10 * MIB  # kMinLargeAlloc: from here on, a request gets a segment of its own
-SEGMENT_STEP_BYTES = 2 * MIB  # kRoundLarge: whose size is a multiple of this
+SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer: the segment that small requests share
+LARGE_SEGMENT_BYTES = 20 * MIB  # large_segment_size: the segment that requests below OWN_SEGMENT_BYTES share
+OWN_SEGMENT_BYTES = 10 * MIB  # kMinLargeAlloc: the least request that gets a segment of its own
+SEGMENT_STEP_BYTES = 2 * MIB  # kRoundLarge: the size of such a segment is rounded up to a multiple of it
 
 
 class OutOfCapacity(Exception):  # noqa: N818  # what happened, in the words of a planner, not a fault
@@ -29,12 +30,12 @@ class OutOfCapacity(Exception):  # noqa: N818  # what happened, in the words of 
 
 
 def round_size(nbytes: int) -> int:
-    """The size of the block that a request of `nbytes` > 0 gets, if it is cut to measure."""
+    """Return the bytes of the block that a request of `nbytes` > 0 gets, if the block is cut to measure."""
     return -(-nbytes // SMALLEST_BLOCK_BYTES) * SMALLEST_BLOCK_BYTES
 
 
 def segment_size(size: int) -> int:
-    """The size of the segment that is asked of the driver for a block of `size` bytes."""
+    """Return the bytes of the segment that is asked of the driver for a block of `size` bytes."""
     if size <= SMALL_REQUEST_BYTES:
         return SMALL_SEGMENT_BYTES
     if size < OWN_SEGMENT_BYTES:
@@ -52,7 +53,7 @@ class _Block:
     previous: "_Block | None" = None
     following: "_Block | None" = None
     used: bool = False
-    mapped: bool = True  # False only in an expandable segment: addresses without memory behind them
+    mapped: bool = True  # False if its addresses have no memory behind them, which only an expandable segment has
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +66,7 @@ class _Pool:
 
     @property
     def page_bytes(self) -> int:
-        """What an expandable segment grows by."""
+        """The bytes by which an expandable segment grows."""
         return SMALL_SEGMENT_BYTES if self.small else LARGE_SEGMENT_BYTES
 
     def put(self, block: _Block) -> None:
@@ -85,10 +86,10 @@ class CachingAllocator:
     """Blocks in segments, like `torch.cuda`'s allocator, and its two pairs of numbers.
 
     Args:
-        capacity_bytes: the driver has no more than this; None: no end.
+        capacity_bytes: the most that the driver gives; None for any amount.
         expandable_segments: as with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
-        device_bytes: the whole memory of the GPU, the CUDA context's included: an expandable segment has addresses for
-            an eighth more.
+        device_bytes: the whole memory of the GPU, the part of CUDA's context included. An expandable segment has
+            addresses for an eighth more.
     """
 
     def __init__(
@@ -111,10 +112,10 @@ class CachingAllocator:
         self._next_address = 0
 
     def malloc(self, nbytes: int) -> int:
-        """A handle for a new block; 0, as PyTorch's null pointer, for no bytes at all.
+        """Allocate a block, and return its handle; 0, as PyTorch's null pointer, for no bytes at all.
 
         Raises:
-            OutOfCapacity: it does not fit, although every cached segment that is not split was given back.
+            OutOfCapacity: the block does not fit, although every cached segment that is not split was given back.
         """
         if nbytes <= 0:
             return 0
@@ -146,7 +147,7 @@ class CachingAllocator:
         block.pool.put(block)
 
     def empty_cache(self) -> None:
-        """Give back to the driver what no block uses: whole segments, or whole pages of an expandable one."""
+        """Give memory that no block uses back to the driver: whole segments, or whole pages of an expandable one."""
         for pool in (self._large, self._small):
             for _, _, block in tuple(pool.free):
                 if self.expandable_segments:
@@ -156,21 +157,22 @@ class CachingAllocator:
                     self.reserved_bytes -= block.size
 
     def _best_fit(self, pool: _Pool, size: int) -> _Block | None:
-        """The smallest free block that is large enough; in an expandable segment one that cannot grow is preferred."""
+        """Take the smallest free block that is large enough, or return None. In an expandable segment, the block that
+        can grow least is taken."""
         index = bisect_left(pool.free, (size,))
         if index == len(pool.free):
             return None
         block: _Block = pool.free[index][2]
         if self.expandable_segments:
             for _, _, other in pool.free[index + 1 :]:
-                if _room(other) >= _room(block):
+                if _largest_size(other) >= _largest_size(block):
                     break
                 block = other
         pool.take(block)
         return block
 
     def _split(self, block: _Block, size: int) -> None:
-        """Cut the block to `size`, unless so little remains that it stays with the block, and counts as allocated."""
+        """Cut the block to `size`, unless so little would remain that it stays in the block and counts as allocated."""
         rest = block.size - size
         if block.pool.small or self.expandable_segments:
             is_worth_it = rest >= SMALLEST_BLOCK_BYTES
@@ -212,7 +214,7 @@ class CachingAllocator:
             block.following.previous = block
 
     def _reserve(self, nbytes: int) -> bool:
-        """Ask the driver."""
+        """Ask the driver for memory, and return whether it gives it."""
         if self.capacity_bytes is not None and self.reserved_bytes + nbytes > self.capacity_bytes:
             return False
         self.reserved_bytes += nbytes
@@ -220,7 +222,7 @@ class CachingAllocator:
         return True
 
     def _grow(self, pool: _Pool, size: int) -> _Block | None:
-        """A block from memory that the driver gives now, not in the pool; None if it gives none."""
+        """Return a block of memory that the driver gives now, which is not in the pool; None if it gives none."""
         if self.expandable_segments:
             return self._expand(pool, size)
         nbytes = segment_size(size)
@@ -232,11 +234,11 @@ class CachingAllocator:
         self._next_address += nbytes
         return self._next_address - nbytes
 
-    # ---- expandable segments: one per pool, mapped page by page ----
+    # ---- expandable segments: each pool has one, which is mapped page by page ----
 
     def _expand(self, pool: _Pool, size: int) -> _Block | None:
         """Map pages at the lowest address where `size` bytes fit, together with a free block right before."""
-        block = self._expandable_place(pool, size)
+        block = self._find_addresses(pool, size)
         if not block.mapped and not self._map(block, min(block.size, size)):
             return None
         while block.size < size:
@@ -244,11 +246,12 @@ class CachingAllocator:
             assert following is not None
             if not self._map(following, min(size - block.size, following.size)):
                 return None
-            block = following  # which has swallowed the block before it
+            block = following  # `_map` has merged the block before into the following one
         pool.take(block)
         return block
 
-    def _expandable_place(self, pool: _Pool, size: int) -> _Block:
+    def _find_addresses(self, pool: _Pool, size: int) -> _Block:
+        """Return the first of the blocks that lie one after another, mapped or not, and have room for `size` bytes."""
         for _, unmapped in pool.unmapped:
             before = unmapped.previous
             start: _Block = unmapped
@@ -256,14 +259,15 @@ class CachingAllocator:
                 start = before
             if _free_run(start) >= size:
                 return start
-        # also whole small pages
+        # A multiple of a large page is one of a small page too.
         nbytes = -(-self.device_bytes * 9 // 8 // LARGE_SEGMENT_BYTES) * LARGE_SEGMENT_BYTES
         whole = _Block(self._take_addresses(nbytes), nbytes, pool, mapped=False)
         pool.put(whole)
         return whole
 
     def _map(self, block: _Block, size: int) -> bool:
-        """Put whole pages behind the beginning of an unmapped block, and the block, merged, into the pool."""
+        """Put whole pages behind the beginning of an unmapped block, and the block, merged, into the pool. Returns
+        whether the driver gave them."""
         nbytes = -(-size // block.pool.page_bytes) * block.pool.page_bytes
         if not self._reserve(nbytes):
             return False
@@ -276,7 +280,7 @@ class CachingAllocator:
         return True
 
     def _unmap(self, block: _Block) -> None:
-        """Give the whole pages inside a free block back; what is left of it on either side stays in the pool."""
+        """Give the whole pages inside a free block back; the rest of the block on either side stays in the pool."""
         page = block.pool.page_bytes
         end = block.address + block.size
         first = -(-block.address // page) * page
@@ -298,8 +302,8 @@ class CachingAllocator:
         block.pool.put(block)
 
 
-def _room(block: _Block) -> int:
-    """How large a block of an expandable segment could become."""
+def _largest_size(block: _Block) -> int:
+    """Return the bytes that a block of an expandable segment could grow to."""
     after = block.following
     if after and not after.mapped:
         return block.size + after.size
@@ -307,7 +311,7 @@ def _room(block: _Block) -> int:
 
 
 def _free_run(block: _Block | None) -> int:
-    """Bytes of address space from a block on, up to the next block in use."""
+    """Return the bytes of address space from a block on, up to the next block in use."""
     total = 0
     while block and not block.used:
         total += block.size

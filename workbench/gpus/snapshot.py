@@ -1,4 +1,4 @@
-"""PyTorch's memory snapshots, of any card and any program: who held the peak, what lies where, what two differ in.
+"""PyTorch's memory snapshots, of any card and any program: who held the peak, the segments, the difference of two.
 
 A snapshot is the pickle that `torch.cuda.memory._dump_snapshot(FILE)` writes. It is read without being executed: a
 pickle may call any function of Python, and one that names a single function is refused.
@@ -13,20 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.categories import format_bytes
-from workbench.base.errors import ConfigurationError, explained
+from workbench.base.errors import ConfigurationError, explain_errors
 from workbench.base.result import Result
-from workbench.gpus.emulator.inside._emulated_history import alive_at_the_peak, living, program_line
+from workbench.gpus.emulator.inside._emulated_history import find_blocks_at_peak, find_blocks_in_use, program_line
 
-LINES = 8
-SEGMENTS = 8
-WIDTH = 40
+LINES = 8  # lines of the program, or kinds of memory, that a table shows
+SEGMENTS = 8  # segments that are drawn, the largest ones
+WIDTH = 40  # characters of a drawn segment
 BY_LINE = "by the innermost line of the program"
 BY_KIND = "by kind, as the functions' names tell"
 HOW_TO_WRITE = (
     "Write one with torch.cuda.memory._record_memory_history(), the program, and "
     "torch.cuda.memory._dump_snapshot('step.pickle')"
 )
-# by the innermost frame that says it: kind of memory, its file, its function
+# Each row is a kind of memory and two patterns, of a frame's file and of its function. The innermost frame that matches
+# both decides; of two rows the first.
 KINDS = (
     ("optimizer", r"[/\\](optim|optimizers?)[/\\]|optimizer|bitsandbytes", r""),
     ("activations, computed again", r"[/\\]checkpoint\.py$", r"recompute|unpack_hook|backward"),
@@ -47,15 +48,16 @@ class _NamesNothing(pickle.Unpickler):
 
 
 def read_snapshot(path: Path) -> "Snapshot":
-    """The devices of a snapshot that hold, or held, memory.
+    """Read a snapshot's file: its devices that hold, or held, memory.
 
     Raises:
-        ConfigurationError: no pickle, or one that is not such a snapshot, or that would execute something.
+        ConfigurationError: it is no pickle, or one that is no such snapshot, or that would execute something.
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file, explained(f"snapshot: {path} is no memory snapshot", f"{HOW_TO_WRITE}.", OSError):
+    complaint = f"snapshot: {path} is no memory snapshot"
+    with path.open("rb") as file, explain_errors(complaint, f"{HOW_TO_WRITE}.", OSError):
         content = _NamesNothing(file).load()
-        if isinstance(content, list):  # of torch.cuda.memory_snapshot()
+        if isinstance(content, list):  # torch.cuda.memory_snapshot() returns the segments alone
             content = {"segments": content}
         traces = dict(enumerate(content.get("device_traces", [])))
         segments: dict[int, list[Segment]] = {}
@@ -65,8 +67,8 @@ def read_snapshot(path: Path) -> "Snapshot":
         for index in sorted(traces | segments):
             trace = traces.get(index, [])
             if trace or index in segments:
-                devices.append(_device(index, segments.get(index, []), trace, living(content, index)))
-    return Snapshot(path, tuple(devices))
+                devices.append(_device(index, segments.get(index, []), trace, find_blocks_in_use(content, index)))
+    return Snapshot(str(path), tuple(devices))
 
 
 def _device(
@@ -77,11 +79,18 @@ def _device(
 ) -> "DeviceSnapshot":
     lines = Counter[str]()
     kinds = Counter[str]()
-    for block in alive_at_the_peak(trace, blocks_in_use):
+    for block in find_blocks_at_peak(trace, blocks_in_use):
         lines[program_line(block["frames"])] += block["size"]
         kinds[_kind(block["frames"])] += block["size"]
     refused = [event["size"] for event in trace if event["action"] == "oom"]
-    return DeviceSnapshot(index, lines, kinds, tuple(segments), len(trace), refused)
+    return DeviceSnapshot(
+        index,
+        Counter(dict(lines.most_common())),
+        Counter(dict(kinds.most_common())),
+        tuple(segments),
+        len(trace),
+        refused,
+    )
 
 
 def _kind(frames: list[dict[str, Any]] | None) -> str:
@@ -91,12 +100,13 @@ def _kind(frames: list[dict[str, Any]] | None) -> str:
         for memory, file, function in KINDS:
             if re.search(file, frame["filename"]) and re.search(function, frame["name"]):
                 return memory
-    # which runs in threads of PyTorch's own
+    # The backward pass runs in threads of PyTorch, which have no frames of Python.
     return "data and others" if frames else "backward pass"
 
 
 def _segment(segment: dict[str, Any]) -> "Segment":
-    """Its blocks as (bytes, in use) from its beginning; what waits for a stream is in use."""
+    """Read a segment of a snapshot: its blocks as (bytes, in use) from its beginning. A block that waits for a stream
+    is in use."""
     blocks = [(block["size"], block["state"] != "inactive") for block in segment["blocks"]]
     return Segment(segment["total_size"], tuple(blocks))
 
@@ -113,7 +123,7 @@ class Segment:
         return sum(size for size, in_use in self.blocks if in_use)
 
     def __str__(self) -> str:
-        """Drawn: `█` is in use, `░` free, `▒` both."""
+        """Draw the segment: `█` is in use, `░` free, `▒` both."""
         used = [0.0] * WIDTH
         position = 0
         for size, in_use in self.blocks:
@@ -133,20 +143,32 @@ def _shade(share: float) -> str:
 
 
 @dataclass(frozen=True)
-class DeviceSnapshot:
-    """One card: bytes at the peak of its history by line and by kind, and its segments at the end.
+class DeviceSnapshot(Result):
+    """One card: bytes at the peak of its history by line and by kind, the most first, and its segments at the end.
 
     Attributes:
-        events: how many entries the history has; without any, the peak is what was in use at the end.
-        refused: bytes of the requests that were refused.
+        device: the card's number.
+        events: the number of entries of the history; without any, the peak is what was in use at the end.
+        refused_bytes: the size of each request that was refused.
     """
 
-    index: int
+    device: int
     lines: Counter[str]
     kinds: Counter[str]
     segments: tuple[Segment, ...]
     events: int
-    refused: list[int]
+    refused_bytes: list[int]
+    json_fields = (
+        "device",
+        "peak_bytes",
+        "lines",
+        "kinds",
+        "reserved_bytes",
+        "bytes_in_use",
+        "largest_free_bytes",
+        "refused_bytes",
+        "events",
+    )
 
     @property
     def peak_bytes(self) -> int:
@@ -162,7 +184,7 @@ class DeviceSnapshot:
 
     @property
     def largest_free_bytes(self) -> int:
-        """Of the blocks that are reserved and free: a larger request needs new memory, or is refused."""
+        """The bytes of the largest block that is reserved and free: a larger request needs new memory or is refused."""
         largest = 0
         for segment in self.segments:
             for size, in_use in segment.blocks:
@@ -172,9 +194,9 @@ class DeviceSnapshot:
 
     def __str__(self) -> str:
         when = f"of {self.events:,} events" if self.events else "(it has no history: what was in use at the end)"
-        lines = [f"device {self.index}: peak {format_bytes(self.peak_bytes)} allocated, {when}"]
-        if self.refused:
-            lines.append(f"  refused: {', '.join(map(format_bytes, self.refused[-LINES:]))}")
+        lines = [f"device {self.device}: peak {format_bytes(self.peak_bytes)} allocated, {when}"]
+        if self.refused_bytes:
+            lines.append(f"  refused: {', '.join(map(format_bytes, self.refused_bytes[-LINES:]))}")
         lines += _table(BY_LINE, self.lines)
         lines += _table(BY_KIND, self.kinds)
         free = self.reserved_bytes - self.bytes_in_use
@@ -191,49 +213,32 @@ class DeviceSnapshot:
             lines.append(f"    {rest:>9}  in {len(largest) - SEGMENTS} smaller segments")
         return "\n".join(lines)
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; bytes are integers."""
-        return {
-            "device": self.index,
-            "peak_bytes": self.peak_bytes,
-            "lines": dict(self.lines.most_common()),
-            "kinds": dict(self.kinds.most_common()),
-            "reserved_bytes": self.reserved_bytes,
-            "bytes_in_use": self.bytes_in_use,
-            "largest_free_bytes": self.largest_free_bytes,
-            "refused_bytes": self.refused,
-            "events": self.events,
-        }
-
 
 @dataclass(frozen=True)
 class Snapshot(Result):
-    """What a file tells of each card."""
+    """The content of a snapshot's file, card by card."""
 
-    path: Path
+    file: str
     devices: tuple[DeviceSnapshot, ...]
+    json_fields = ("file", "devices")
 
     def __str__(self) -> str:
         if not self.devices:
-            return f"{self.path}: no card holds memory, and there is no history"
-        return "\n".join([f"{self.path}", *map(str, self.devices)])
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; bytes are integers."""
-        return {"file": str(self.path), "devices": [device.to_dict() for device in self.devices]}
+            return f"{self.file}: no card holds memory, and there is no history"
+        return "\n".join([self.file, *map(str, self.devices)])
 
 
 @dataclass(frozen=True)
 class SnapshotDifference(Result):
-    """What a second snapshot holds more, or less, than a first one at its peak, card by card."""
+    """The difference of two snapshots at their peaks, card by card."""
 
     before: Snapshot
     after: Snapshot
 
     def changes(self) -> list[dict[str, Any]]:
-        """Of each card, JSON-ready and in bytes, how the peak has changed, and each line and kind of it."""
-        first = {device.index: device for device in self.before.devices}
-        second = {device.index: device for device in self.after.devices}
+        """Return for each card, JSON-ready, by how many bytes its peak has changed, and each line and kind of it."""
+        first = {device.device: device for device in self.before.devices}
+        second = {device.device: device for device in self.after.devices}
         nothing = DeviceSnapshot(0, Counter(), Counter(), (), 0, [])
         rows = []
         for index in sorted(first | second):
@@ -250,33 +255,33 @@ class SnapshotDifference(Result):
         return rows
 
     def __str__(self) -> str:
-        lines = [f"from {self.before.path} to {self.after.path}"]
+        lines = [f"from {self.before.file} to {self.after.file}"]
         for change in self.changes():
-            lines.append(f"device {change['device']}: peak {_signed(change['peak_bytes'])}")
-            lines += _table(BY_LINE, change["lines"], _signed)
-            lines += _table(BY_KIND, change["kinds"], _signed)
+            lines.append(f"device {change['device']}: peak {_with_sign(change['peak_bytes'])}")
+            lines += _table(BY_LINE, change["lines"], _with_sign)
+            lines += _table(BY_KIND, change["kinds"], _with_sign)
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; bytes are integers."""
-        return {"before": str(self.before.path), "after": str(self.after.path), "devices": self.changes()}
+        """Return the two files' names and the changes, JSON-ready; bytes are integers."""
+        return {"before": self.before.file, "after": self.after.file, "devices": self.changes()}
 
 
 def _change(old: Counter[str], new: Counter[str]) -> dict[str, int]:
     return {name: new[name] - old[name] for name in old | new if new[name] != old[name]}
 
 
-def _signed(size: float) -> str:
+def _with_sign(size: float) -> str:
     return f"{'+' if size >= 0 else '−'}{format_bytes(abs(size))}"
 
 
-def _table(title: str, sizes: Mapping[str, int], written: Any = format_bytes) -> list[str]:
-    """The largest, each with its bytes."""
+def _table(title: str, sizes: Mapping[str, int], write: Any = format_bytes) -> list[str]:
+    """Return the lines of a table: a title, and the largest entries, each with its bytes."""
     entries = sorted(sizes.items(), key=lambda entry: -abs(entry[1]))
     lines = [f"  {title}"]
     for name, size in entries[:LINES]:
-        lines.append(f"    {written(size):>9}  {name}")
+        lines.append(f"    {write(size):>9}  {name}")
     if len(entries) > LINES:
         rest = sum(size for _, size in entries[LINES:])
-        lines.append(f"    {written(rest):>9}  {len(entries) - LINES} others (--json has them)")
+        lines.append(f"    {write(rest):>9}  {len(entries) - LINES} others (--json has them)")
     return lines

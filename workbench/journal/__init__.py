@@ -1,1 +1,1 @@
-"""What runs leave behind: one JSON file each, the folder of them, checkpoints."""
+"""The journal of all runs: one record each, a JSON file; the folder of these; and checkpoints."""

@@ -18,26 +18,27 @@ from typing import Any, ClassVar, Self
 from workbench.base.categories import format_bytes
 from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError, in_a_line
-from workbench.base.paths import git_commit, inside, runs_folder, valid_name, versions, write_whole
+from workbench.base.paths import git_commit, is_valid_name, path_inside, runs_folder, versions, write_whole
 from workbench.base.result import Result
-from workbench.base.settings import checker
+from workbench.base.settings import type_adapter
 from workbench.recipe import Recipe
 
-SCHEMA_VERSION = 2  # one more whenever a field changes its name or its meaning; `_migrated` then knows the older form
+# One more whenever a field changes its name or its meaning; `_migrate` then knows the older form.
+SCHEMA_VERSION = 2
 WORLD = ("world_size", "device_kind", "device_name", "threads", "shard")
 DECIDING = ("recipe_id", "data_sha256", "memory_cap_bytes", "longest_first", "versions", "git_commit", *WORLD)
 OWNER = {"host": str, "pid": int, "began": float}
 
 
 def name_in_file(field_name: str) -> str:
-    """What a field of a record is called in its file."""
+    """Return the name that a field of a record has in its file."""
     if field_name == "recipe_settings":
         return "recipe"
     return field_name
 
 
 class Status(StrEnum):
-    """How a run ended. Only `ok` is ever ranked."""
+    """The way in which a run ended. Only `ok` runs are ever ranked."""
 
     RUNNING = "running"
     OK = "ok"
@@ -51,10 +52,11 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Record(Result):
-    """What was asked for (`recipe`), what really happened, and what was measured. Units are in the names.
+    """The record of a run: what was asked for (`recipe`), what really happened, and what was measured.
 
-    Fields are None, or empty, where a run did not get that far. `by_category` is read at the instant of the peak and
-    sums to `peak_allocated_bytes`; `maximum_by_category` is each category's own maximum, whenever that was.
+    Units are in the names. Fields are None, or empty, where a run did not get that far. `by_category` is read at the
+    instant of the peak and sums to `peak_allocated_bytes`; `maximum_by_category` is each category's own maximum,
+    whenever that was, except `unattributed`: that is always the part of the peak which the tracker did not see.
     """
 
     __pydantic_config__: ClassVar = {
@@ -77,8 +79,8 @@ class Record(Result):
     device_kind: str = ""  # cuda, cpu or mps
     device_name: str = ""
     threads: int | None = None  # PyTorch's, on a CPU
-    shard: str = ""  # of several ranks: what each of them keeps
-    # what really happened
+    shard: str = ""  # the part of the model that each of several ranks keeps
+    # the training that really happened
     model: str = ""
     dtype: str = ""
     learning_rate: float | None = None
@@ -87,17 +89,17 @@ class Record(Result):
     steps_done: int = 0
     tokens_seen: int = 0  # without padding
     padding_tokens: int | None = 0  # None where it was not counted
-    skipped_steps: int = 0  # by loss scaling, after an overflow in fp16
+    skipped_steps: int = 0  # loss scaling skips a step after an overflow in fp16
     parameters: int | None = None
     trainable_parameters: int | None = None
     memory_cap_bytes: int | None = None
-    device_bytes: int | None = None  # what a GPU has in all
+    device_bytes: int | None = None  # a GPU's whole memory
     longest_first: bool = False  # the order of the examples was changed for that
     data_sha256: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     git_commit: str = ""
     error: str = ""
-    warnings: list[str] = field(default_factory=list)  # what went wrong without spoiling the figures
+    warnings: list[str] = field(default_factory=list)  # things that went wrong without spoiling the figures
     owner: dict[str, Any] = field(default_factory=dict)  # host, process and its beginning, while and after it ran
     resumed_at_steps: list[int] = field(default_factory=list)
     # memory
@@ -109,13 +111,13 @@ class Record(Result):
     by_category: dict[str, int] = field(default_factory=dict)
     maximum_by_category: dict[str, int] = field(default_factory=dict)
     by_phase: dict[str, int] = field(default_factory=dict)
-    ranks: list[dict[str, Any]] = field(default_factory=list)  # of several: the peak of each, and its parts
-    # of a run that ran out of memory: the operation, as far as it was watched; its request; what there was already
+    ranks: list[dict[str, Any]] = field(default_factory=list)  # the peak of each of several, and its parts
+    # out of memory: the operation that failed, if it was tracked; its request; what was in use before it
     failed_operation: str = ""
     requested_bytes: int | None = None
     allocated_at_failure_bytes: int | None = None
     reserved_at_failure_bytes: int | None = None
-    # outside of the device's memory: held on purpose by a technique; None where nothing was moved
+    # memory outside of the device, which a technique uses on purpose; None where nothing was moved
     peak_host_bytes: int | None = None
     peak_disk_bytes: int | None = None
     moved_bytes: int | None = None  # there and back, over the whole run
@@ -129,7 +131,7 @@ class Record(Result):
     step_time_s: float | None = None
     tokens_per_s: float | None = None
     step_processor_s: float | None = None  # processor time of this process, of all its threads
-    contended_share: float | None = None  # of the processors' time: what others took while none was idle
+    contended_share: float | None = None  # share of the processors' time that others took while none was idle
     # text and model
     text_before: str = ""
     text_after: str = ""
@@ -137,7 +139,7 @@ class Record(Result):
 
     @classmethod
     def start(cls, recipe: Recipe, **facts: Any) -> Self:
-        """A `running` record for a run that begins now."""
+        """Return a `running` record for a run that begins now."""
         now = datetime.now(UTC)
         unique = f"{now:%Y%m%dT%H%M%S%f}-{secrets.token_hex(2)}-{recipe.id}"  # several processes, one instant
         return cls(
@@ -154,19 +156,21 @@ class Record(Result):
 
     @property
     def recipe(self) -> Recipe:
-        """What was asked for. Raises ConfigurationError: it has a technique or a setting that is not known here."""
+        """The recipe that was asked for. Raises ConfigurationError: it has a technique or a setting that this workbench
+        does not know."""
         return Recipe.from_dict(self.recipe_settings)
 
     def path(self, folder: Path | None = None) -> Path:
-        """Where the record is kept. Raises ConfigurationError for an id that cannot be a file's name."""
-        return inside(folder or runs_folder(), f"{self.id}.json")
+        """Return the path of the record's file. Raises ConfigurationError for an id that cannot be a file's name."""
+        return path_inside(folder or runs_folder(), f"{self.id}.json")
 
     def save(self, folder: Path | None = None) -> Path:
-        """Write `<id>.json`: complete or not at all, whatever happens meanwhile."""
+        """Write `<id>.json` and return its path. It is written whole or not at all, whatever happens meanwhile."""
         return write_whole(self.path(folder), self.to_json())
 
     def to_json(self) -> str:
-        """Strict JSON: a number that is not finite becomes null, and what is no Unicode in a text `?`."""
+        """Return strict JSON: a number that is not finite becomes null, and what is no Unicode in a text becomes
+        `?`."""
         values = {}
         for name, value in dataclasses.asdict(self).items():
             if isinstance(value, float) and not isfinite(value):
@@ -175,16 +179,12 @@ class Record(Result):
         return json.dumps(values, indent=1, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace").decode()
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: what its file holds."""
+        """Return what the record's file holds, JSON-ready."""
         return dict(json.loads(self.to_json()))
-
-    def __str__(self) -> str:
-        """Peak, loss and speed, and where record and model are."""
-        return record_text(self)
 
     @classmethod
     def read(cls, path: Path) -> "Record":
-        """The record in a file; one of an older schema is brought into today's form.
+        """Read the record in a file. One of an older schema is brought into today's form.
 
         Raises:
             ConfigurationError: the file is not a whole record, or a newer workbench wrote it.
@@ -192,13 +192,13 @@ class Record(Result):
         """
         try:
             if not path.is_file():
-                raise ValueError("it is no file")  # to open a pipe would be to wait for somebody who writes into it
+                raise ValueError("it is no file")  # opening a pipe would wait for somebody to write into it
             data = dict(json.loads(path.read_text(encoding="utf-8"), parse_int=_integer, parse_constant=_integer))
             schema = data.setdefault("schema_version", 1)
             if type(schema) is not int or schema < 1:
                 raise ValueError(f"its schema_version is {schema!r:.90}")
             if schema <= SCHEMA_VERSION:
-                return _typed(_migrated(data))
+                return _check_types(_migrate(data))
         except PermissionError:
             raise
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -213,9 +213,39 @@ class Record(Result):
         """The device in words, for tables and messages."""
         return str(Device(self.device_kind, self.device_name, threads=self.threads))
 
+    def __str__(self) -> str:
+        """Peak, loss and speed, and where record and model are. A figure that the run did not get to has no line."""
+        lines = [f"{self.label} on {self.model}, {self.device}: {self.status} {self.error}".rstrip()]
+        if self.peak_allocated_bytes is not None:
+            sizes = []
+            for name, size in self.by_category.items():
+                if size:
+                    sizes.append(f"{name.replace('_', ' ')} {format_bytes(size)}")
+            phase = self.peak_phase.replace("_", " ")
+            peak = format_bytes(self.peak_allocated_bytes)
+            lines.append(f"  peak    {peak} in the {phase} ({self.memory_source}): {', '.join(sizes)}")
+        losses: list[Any] = self.losses or [None]
+        in_training = f"{_in_digits(losses[0])} → {_in_digits(losses[-1])} in training"
+        held_out = f"{_in_digits(self.held_out_loss_before)} → {_in_digits(self.held_out_loss)}"
+        lines.append(f"  loss    {in_training}; held out {held_out}")
+        if self.ranks:
+            lines.append(f"  ranks   {_ranks_text(self)}")
+        speed = "not timed"
+        if self.timed_steps:
+            speed = f"{self.tokens_per_s:,.0f} tokens/s over {self.timed_steps} steps"
+        if self.parameters is not None:
+            speed += f"; {self.trainable_parameters:,} of {self.parameters:,} parameters trained"
+        lines += [f"  speed   {speed}", f"  record  {self.path()}"]
+        if self.model_path:
+            lines.append(f"  model   {self.model_path}")
+        lines += [f"  warning {warning}" for warning in self.warnings]
+        if self.text_after:
+            lines += [f"\nbefore: {self.text_before}", f"\nafter:  {self.text_after}"]
+        return "\n".join(lines)
 
-def _migrated(data: dict[str, Any]) -> dict[str, Any]:
-    """A record's data in today's form.
+
+def _migrate(data: dict[str, Any]) -> dict[str, Any]:
+    """Bring a record's data into today's form.
 
     Schema 1 knew one process only and had the device in one text, `AMD EPYC (cpu, 2 threads)`. This is the one place
     where such a text is taken apart. Its optimizer offloading had two backends; PyTorch's is left.
@@ -235,15 +265,16 @@ def _migrated(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int:
-    """Refuses what a column of a table cannot hold, and NaN and Infinity."""
+    """Read an integer. Raises ValueError for one that a column of a table cannot hold, and for NaN and Infinity."""
     if not text[-1].isdigit() or abs(int(text)) >= 2**63:
         raise ValueError(f"{text:.30} is no number below 2^63")
     return int(text)
 
 
-def _typed(data: dict[str, Any]) -> Record:
-    """Raises ValueError for a field that is missing, unknown, not of its type, or no use to a table."""
-    record: Record = checker(Record).validate_json(json.dumps(data, allow_nan=False))
+def _check_types(data: dict[str, Any]) -> Record:
+    """Make the record of its data. Raises ValueError for a field that is missing, unknown, not of its type, or of no
+    use to a table."""
+    record: Record = type_adapter(Record).validate_json(json.dumps(data, allow_nan=False))
     settings = record.recipe_settings
     # Not the techniques: a user may have some that are not registered here.
     Recipe.from_dict({**settings, "techniques": {}})
@@ -251,7 +282,7 @@ def _typed(data: dict[str, Any]) -> Record:
     owner_types = {name: type(value) for name, value in owner.items()}
     created_at = datetime.fromisoformat(record.created_at).replace(tzinfo=UTC).isoformat(timespec="milliseconds")
     is_good = {
-        "id": valid_name(record.id),  # folders are named by it
+        "id": is_valid_name(record.id),  # folders are named by it
         "created_at": record.created_at == created_at,
         "recipe_settings": isinstance(settings.get("techniques"), dict),
         "owner": owner_types in ({}, OWNER) and owner.get("pid", 1) > 0,
@@ -265,20 +296,20 @@ def _typed(data: dict[str, Any]) -> Record:
 
 @cache
 def warn_once(message: str) -> None:
-    """On standard error, once in a process, however often a folder is read."""
+    """Print a warning on standard error, once in a process, however often a folder is read."""
     print(f"warning: {message}", file=sys.stderr)
 
 
 def read_all(folder: Path | None = None, newest: int | None = None, containing: str = "") -> list[Record]:
-    """The records of a folder, oldest first. A file that is not a record is named on standard error and skipped.
+    """Read the records of a folder, oldest first. A file that is not a record is named on standard error and skipped.
 
     Args:
-        newest: so many at most; no others are opened.
-        containing: only of files with a match of this pattern; to look for that is much faster than to read them.
+        newest: at most so many, from the newest; no other files are opened. None: all.
+        containing: only files in which this pattern matches; a search is much faster than reading a record.
     """
     folder = folder or runs_folder()
     names: list[str] = []
-    with suppress(OSError):  # there is none, or none that can be read
+    with suppress(OSError):  # there is no such folder, or nobody may read it
         names = sorted(os.listdir(folder), reverse=True)
     pattern = re.compile(containing.encode())
     records: list[Record] = []
@@ -292,7 +323,8 @@ def read_all(folder: Path | None = None, newest: int | None = None, containing: 
             if containing and not (path.is_file() and pattern.search(path.read_bytes())):
                 continue
             record = Record.read(path)
-            if record.id != path.stem and record.path(path.parent).exists():  # its status may be an earlier one
+            # A copy of a record may have an earlier status.
+            if record.id != path.stem and record.path(path.parent).exists():
                 raise ConfigurationError(f"records: {path} is a copy of {record.id}.json. Move it away.")
             records.append(record)
         except PermissionError:
@@ -303,10 +335,12 @@ def read_all(folder: Path | None = None, newest: int | None = None, containing: 
 
 
 def find_equal(record: Record, *, sampled: bool = False, folder: Path | None = None) -> Record | None:
-    """The newest `ok` record that a run of this one would repeat: all that decides a result is equal.
+    """Return the newest `ok` record that this run would repeat: all that decides a result is equal.
 
-    None for a model in a folder of the user's, whose weights may have changed since. `sampled`: it must have sample
-    texts.
+    None if there is none, and for a model in a folder of the user's, whose weights may have changed since.
+
+    Args:
+        sampled: whether it must have sample texts.
     """
     if os.path.isdir(record.model):
         return None
@@ -317,38 +351,7 @@ def find_equal(record: Record, *, sampled: bool = False, folder: Path | None = N
     return None
 
 
-# ---- a record as text ----
-
-
-def record_text(record: Record) -> str:
-    """What became of a run: what `print(record)` shows. A figure that it did not get to has no line."""
-    lines = [f"{record.label} on {record.model}, {record.device}: {record.status} {record.error}".rstrip()]
-    if record.peak_allocated_bytes is not None:
-        sizes = []
-        for name, size in record.by_category.items():
-            if size:
-                sizes.append(f"{name.replace('_', ' ')} {format_bytes(size)}")
-        phase = record.peak_phase.replace("_", " ")
-        peak = format_bytes(record.peak_allocated_bytes)
-        lines.append(f"  peak    {peak} in the {phase} ({record.memory_source}): {', '.join(sizes)}")
-    losses: list[Any] = record.losses or [None]
-    in_training = f"{_in_digits(losses[0])} → {_in_digits(losses[-1])} in training"
-    held_out = f"{_in_digits(record.held_out_loss_before)} → {_in_digits(record.held_out_loss)}"
-    lines.append(f"  loss    {in_training}; held out {held_out}")
-    if record.ranks:
-        lines.append(f"  ranks   {_ranks_text(record)}")
-    speed = "not timed"
-    if record.timed_steps:
-        speed = f"{record.tokens_per_s:,.0f} tokens/s over {record.timed_steps} steps"
-    if record.parameters is not None:
-        speed += f"; {record.trainable_parameters:,} of {record.parameters:,} parameters trained"
-    lines += [f"  speed   {speed}", f"  record  {record.path()}"]
-    if record.model_path:
-        lines.append(f"  model   {record.model_path}")
-    lines += [f"  warning {warning}" for warning in record.warnings]
-    if record.text_after:
-        lines += [f"\nbefore: {record.text_before}", f"\nafter:  {record.text_after}"]
-    return "\n".join(lines)
+# ---- parts of a record's text ----
 
 
 def _in_digits(loss: float | None) -> str:
@@ -358,7 +361,8 @@ def _in_digits(loss: float | None) -> str:
 
 
 def _ranks_text(record: Record) -> str:
-    """The peak of each, where they are alike; or the highest and the lowest, and what makes the difference."""
+    """Describe the peaks of several ranks: that of each, where they are equal; or the highest and the lowest, and which
+    category makes most of the difference."""
     ordered = sorted(record.ranks, key=lambda facts: facts["peak_allocated_bytes"])
     low = ordered[0]
     high = ordered[-1]

@@ -1,7 +1,7 @@
-"""The folder of records as a whole: which runs are alive, which were killed, which one can be resumed.
+"""The folder of all records: which runs are alive, which were killed, which one can be resumed.
 
-One JSON file per run, so only who changes the record of another process needs a lock. A run is alive as long as the
-process that began it is.
+Each run has one JSON file, which its process writes alone. A lock is needed only to change the record of another
+process. A run is alive as long as the process that began it is.
 """
 
 import os
@@ -18,12 +18,12 @@ import psutil
 from filelock import FileLock
 
 from workbench.base.errors import ConfigurationError
-from workbench.base.paths import runs_folder, unwritten
+from workbench.base.paths import disk_refusal, runs_folder
 from workbench.journal import checkpoints
 from workbench.journal.record import WORLD, Record, Status, read_all
 
 UNFINISHED = (Status.KILLED, Status.INTERRUPTED, Status.FAILED, Status.OOM)
-# of all users; held while the record of another process is changed, and let go by one that ends
+# The file of the lock, which all users share. A process that ends gives it back.
 LOCK = ".lock"
 _running_here: set[str] = set()  # ids of the runs that this process is executing
 
@@ -39,17 +39,17 @@ def begin(record: Record, folder: Path | None, resume: bool = False) -> Record:
     """
     folder = folder or runs_folder()
     try:
-        # only who resumes needs the lock: two processes may want the same unfinished run
+        # A new run needs no lock. A resumed one does: two processes may want the same unfinished run.
         with ExitStack() as stack:
             if resume:
                 stack.enter_context(FileLock(folder / LOCK, mode=0o666))
-                record = _resumed(record, folder)
+                record = _resume_or_begin(record, folder)
             record = replace(record, status=Status.RUNNING, error="", owner=_process(os.getpid()))
-            # before it is saved: another thread may look for dead runs at any time
+            # Noted before the record is saved: another thread may look for dead runs at any time.
             _running_here.add(record.id)
             record.save(folder)
     except OSError as error:
-        raise ConfigurationError(f"folder: {unwritten(folder, error)}") from None
+        raise ConfigurationError(f"folder: {disk_refusal(folder, error)}") from None
     return record
 
 
@@ -61,14 +61,14 @@ def end(record: Record, folder: Path | None) -> Record:
     checkpoint_root = checkpoint_folder(record, folder)
     if record.status is Status.OK:
         shutil.rmtree(checkpoint_root, ignore_errors=True)
-    # the Trainer makes these folders in any case; `rmdir` removes only empty ones
+    # The Trainer makes these folders in any case; `rmdir` removes only empty ones.
     for empty in (checkpoint_root, checkpoint_root.parent):
         with suppress(OSError):
             empty.rmdir()
     try:
         record.save(folder)
     except OSError as error:
-        warning = f"the record was printed instead of written: {unwritten(folder or runs_folder(), error)}"
+        warning = f"the record was printed instead of written: {disk_refusal(folder or runs_folder(), error)}"
         record = replace(record, warnings=[*record.warnings, warning])
         print(f"warning: {warning} Keep these lines as {record.id}.json:\n{record.to_json()}", file=sys.stderr)
     _running_here.discard(record.id)
@@ -85,16 +85,17 @@ def mark_killed(folder: Path | None = None) -> list[Record]:
     parts = [*folder.glob(f"*/{checkpoints.FOLDER}/{checkpoints.ASIDE}")]
     if not (parts or _dead(folder)):
         return marked
-    # a folder that cannot be written to is still shown
+    # Records of a folder that cannot be written to are still shown.
     with suppress(OSError), FileLock(folder / LOCK, mode=0o666):
-        # read again under the lock: another process may have marked one meanwhile, and gone on with it
+        # They are read again under the lock: another process may have marked one meanwhile, and gone on with it.
         for record in _dead(folder):
             killed = replace(record, status=Status.KILLED, error="the process ended without a word")
             marked.append(killed)
-            with suppress(PermissionError):  # another user's
+            with suppress(PermissionError):  # the record is another user's
                 killed.save(folder)
         going_on = {checkpoint_folder(record, folder) for record in _running(folder)}
-        for part in parts:  # of a checkpoint; another user may have marked its run
+        # Parts of checkpoints are removed whoever marked their runs: another user may have.
+        for part in parts:
             if part.parent not in going_on:
                 shutil.rmtree(part, ignore_errors=True)
     return marked
@@ -106,7 +107,7 @@ def _running(folder: Path) -> list[Record]:
 
 
 def _dead(folder: Path) -> list[Record]:
-    """Records that say `running` although the process that began the run is gone."""
+    """Return the records that say `running` although the process that began the run is gone."""
     return list(filterfalse(_alive, _running(folder)))
 
 
@@ -115,7 +116,7 @@ def checkpoint_folder(record: Record, folder: Path | None) -> Path:
 
 
 def resumable(record: Record, folder: Path | None) -> Record | None:
-    """The newest unfinished run with a whole checkpoint that a new one would repeat; None if there is none to resume.
+    """Return the newest unfinished run with a whole checkpoint that a new one would repeat; None if there is none.
 
     Raises:
         ConfigurationError: there is one, but of another recipe, text or device; the message names every difference. Or
@@ -136,15 +137,16 @@ def resumable(record: Record, folder: Path | None) -> Record | None:
         if other.status in UNFINISHED and is_ours and checkpoints.newest_checkpoint(its_folder):
             if not differences:
                 return other
-            # an older run may still be the same one; if none is, the message is about the newest
+            # An older run may still be the same one. If none is, the message is about the newest.
             refusal = refusal or f"the unfinished run {other.id} is another one: {'; '.join(differences)}"
     if refusal:
         raise ConfigurationError(f"resume: {refusal}. Give the same recipe and text, or run without resume.")
     return None
 
 
-def _resumed(record: Record, folder: Path) -> Record:
-    """The unfinished run to go on with, with the cap and the device of now; else the new one, with a warning."""
+def _resume_or_begin(record: Record, folder: Path) -> Record:
+    """Return the record of the unfinished run to go on with, with the cap and the device of now; if there is none, the
+    new record, with a warning."""
     unfinished = resumable(record, folder)
     if unfinished is not None:
         conditions = ("memory_cap_bytes", "device_bytes", *WORLD)
@@ -155,9 +157,9 @@ def _resumed(record: Record, folder: Path) -> Record:
 
 
 def _differences(before: Record, now: Record) -> list[str]:
-    """What keeps a run from going on as another one began, in sentences."""
+    """Return how a run differs from an older one that it would go on with: a phrase for each field."""
     names = ["device_kind", "device_name", "data_sha256"]
-    # another number of ranks may go on: its losses are equal but for rounding
+    # A run may go on with another number of ranks: losses are equal but for rounding.
     if before.world_size == now.world_size:
         names += WORLD
     was = before.recipe_settings | {name: getattr(before, name) for name in names}
@@ -170,14 +172,14 @@ def _differences(before: Record, now: Record) -> list[str]:
 
 
 def _process(pid: int) -> dict[str, Any]:
-    """What names a process for good: a later one of the same number began at another time."""
+    """Return what identifies a process for good: a later one with the same number begins at another time."""
     return {"host": platform.node(), "pid": pid, "began": psutil.Process(pid).create_time()}
 
 
 def _alive(record: Record) -> bool:
     """Whether the process that began the run still exists.
 
-    True if that is unknown: on another machine, or of another user.
+    True if nobody can tell: it is on another machine, or another user's.
     """
     owner = record.owner
     if not owner or owner["host"] != platform.node():

@@ -1,1 +1,1 @@
-"""The notebooks: executed with papermill, checked parameters, the pages made of them, copies, and their pictures."""
+"""The lessons: notebooks executed with papermill, their parameters, copies, exercises, tables and pictures."""

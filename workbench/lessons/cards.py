@@ -1,4 +1,4 @@
-"""What a lesson teaches, on cards that people have: GPT-2 124M and XL, predicted without a GPU."""
+"""A lesson's techniques on GPUs that people have: GPT-2 124M and XL, predicted without a GPU."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from workbench.lessons.recipes import Variant, on_cards
 from workbench.lessons.timeline import scrubber
 from workbench.prediction.committed import known_predictions
 from workbench.prediction.predict import predict
-from workbench.prediction.prediction import Answer, Prediction
+from workbench.prediction.prediction import Prediction, PredictionOrError
 from workbench.recipe import Recipe
 from workbench.techniques.registry import in_words
 
@@ -28,12 +28,12 @@ def cards(
     models: Sequence[str] = MODELS,
     length: int = 1024,
 ) -> pd.DataFrame:
-    """Full fine-tuning with 8 × `length` tokens a step, and each variant: what it needs, and where it fits.
+    """Predict full fine-tuning with 8 × `length` tokens a step, and each variant: the bytes it needs, where it fits.
 
-    `peak` is what tensors need, `reserved` what PyTorch's allocator takes for them; both are those of the first card
-    that can run the recipe, and `peak` says who told. Below each card stands what it has left beside what is reserved
-    *there* and CUDA's context, or how much more it would need: so a saving is the difference of two such cells. A card
-    that cannot run a recipe has the reason in its place.
+    `peak` is the bytes of the tensors, `reserved` those that PyTorch's allocator takes for them; both are predicted for
+    the first card that can run the recipe, and the name of the column `peak` has the engine of the predictions. Below
+    each card stand the bytes that it has left beside those reserved *there* and CUDA's context, or those that it lacks:
+    the difference of two such cells is a saving. A card that cannot run a recipe has the reason in its place.
     """
     catalogue = list(map(find_gpu, gpus))
     rows = []
@@ -51,7 +51,7 @@ def cards(
 
 
 def step_on_card(*variants: Variant, gpu: str = CARDS[0], length: int = 1024) -> HTML:
-    """The step of full fine-tuning above that of each variant, to drag through, and the line of what the card has."""
+    """Show the step of full fine-tuning of GPT-2 124M above that of each variant, to drag through."""
     steps = []
     for recipe in on_cards(MODELS[0], variants, length):
         steps.append(predict_known(recipe, gpu, timeline=True))
@@ -59,9 +59,10 @@ def step_on_card(*variants: Variant, gpu: str = CARDS[0], length: int = 1024) ->
 
 
 def predict_known(recipe: Recipe, gpu: str = CARDS[0], *, timeline: bool = False, **several: Any) -> Prediction:
-    """As `workbench.predict`; what comes with the workbench is there at once, without its timeline unless asked for.
+    """Predict as `workbench.predict` does; a prediction that comes with the workbench is there at once.
 
     Args:
+        timeline: whether the prediction must have the timeline of its step, which few of those that come along have.
         several: `ranks` and `shard` of `workbench.predict`, for one of several cards; those are always predicted.
     """
     if several:
@@ -72,17 +73,17 @@ def predict_known(recipe: Recipe, gpu: str = CARDS[0], *, timeline: bool = False
     return answer
 
 
-def _row(recipe: Recipe, catalogue: Sequence[Gpu], answers: Sequence[Answer]) -> dict[str, str]:
+def _row(recipe: Recipe, catalogue: Sequence[Gpu], answers: Sequence[PredictionOrError]) -> dict[str, str]:
     row = {"model": recipe.model, "recipe": in_words(recipe.label), "peak": "–", "reserved": "–"}
     for card, answer in zip(catalogue, answers, strict=True):
-        if row["peak"] == "–" and isinstance(answer, Prediction):  # the first that can run it
+        if row["peak"] == "–" and isinstance(answer, Prediction):  # the first card that can run it
             row["peak"] = format_bytes(answer.peak_allocated_bytes)
             row["reserved"] = format_bytes(answer.peak_reserved_bytes or answer.peak_allocated_bytes)
         row[f"{card.title}, {format_bytes(card.memory_bytes)}"] = _verdict(answer)
     return row
 
 
-def _verdict(answer: Answer) -> str:
+def _verdict(answer: PredictionOrError) -> str:
     if isinstance(answer, WorkbenchError):
         return str(answer).removeprefix("predict: ")
     left = (answer.capacity_bytes or 0) - answer.need_bytes

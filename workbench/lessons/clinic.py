@@ -1,4 +1,4 @@
-"""The clinic of notebook 19: a reader says what took the memory, and which two switches cure it.
+"""The clinic of notebook 19: a reader names the cause of a failure, and two switches that cure it.
 
 The page judges the cause, and where it has a kernel the case's own trial (`trials.py`) tries the switches.
 """
@@ -12,24 +12,25 @@ import ipywidgets as w
 from IPython.display import HTML, display
 
 from workbench.base.errors import ConfigurationError
-from workbench.base.paths import beside
-from workbench.base.settings import named
+from workbench.base.paths import read_beside
+from workbench.base.settings import check_names
 from workbench.lessons.exercise import exercise
 from workbench.lessons.live import live_page
-from workbench.lessons.trials import TRIALS, Trial, predicted_on
+from workbench.lessons.trials import TRIALS, Trial, prediction_trial
 from workbench.recipe import Recipe
 
-TEXTS = beside(__file__, "clinic.toml")
+TEXTS = read_beside(__file__, "clinic.toml")
 CAUSES: dict[str, str] = TEXTS["causes"]
 SECOND = "Then: which two of the switches are enough together?"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A case of `clinic.toml`: what is said, its cause, what can be switched, one right pair, and a tempting one.
+    """A case of `clinic.toml`: a report, its cause, the switches, one right pair of them, and a tempting one.
 
     Args:
-        trial: what it needs under some switches.
+        trial: the function that tells what the case needs under some switches.
+        clues: sentences that begin a clue, each with the switches whose need ends it.
     """
 
     name: str
@@ -47,27 +48,27 @@ class Case:
 
     @property
     def needs(self) -> str:
-        """What it needs before anything is switched, and its clues; its largest part is for the reader to find."""
+        """The need before anything is switched, and the clues; the largest part is for the reader to find."""
         text = f"It {self.trial(()).need}."
         for clue, switches in self.clues.items():
             text += f" {clue} {self.trial(switches).need}."
         return text
 
     def judge(self, pair: Collection[str]) -> str:
-        """Whether two switches are enough together, with the numbers."""
+        """Say whether two switches are enough together, with the numbers."""
         if len(set(pair)) != 2:
             return "Choose two different switches."
         try:
-            tried = self.trial(pair)
+            outcome = self.trial(pair)
         except ConfigurationError as refusal:
             return f"{' + '.join(pair)}: {refusal}"
-        verdict = "is enough" if tried.fits else "is not enough"
-        return f"{' + '.join(pair)} {verdict}: it {tried}."
+        verdict = "is enough" if outcome.fits else "is not enough"
+        return f"{' + '.join(pair)} {verdict}: it {outcome}."
 
 
 def _case(name: str, gpu: str = "", recipe: Mapping[str, Any] | None = None, **texts: Any) -> Case:
     if recipe:
-        return Case(name, predicted_on(Recipe.from_dict(recipe), gpu), **texts)
+        return Case(name, prediction_trial(Recipe.from_dict(recipe), gpu), **texts)
     return Case(name, TRIALS[name], **texts)
 
 
@@ -75,16 +76,16 @@ CASES = {name: _case(name, **texts) for name, texts in TEXTS["cases"].items()}
 
 
 def ask(*names: str, solve: bool = True) -> None:
-    """Show cases: what is said and needed, the question for the cause, a form for the switches where there is a kernel,
-    and folded a hint and the answer.
+    """Show cases: the report and the need, the question for the cause, a form for the switches if there is a kernel,
+    and a hint and the answer, folded.
 
     Args:
-        solve: the reference answers are tried too.
+        solve: whether the reference answers are tried too.
 
     Raises:
         ConfigurationError: there is no such case.
     """
-    for name in named(dict.fromkeys(names), CASES, "clinic", "case"):
+    for name in check_names(dict.fromkeys(names), CASES, "clinic", "case"):
         case = CASES[name]
         reference = f"{' + '.join(case.reference)}."
         if solve:
@@ -94,11 +95,11 @@ def ask(*names: str, solve: bool = True) -> None:
         display(_report(case), exercise(question, CAUSES[case.cause], SECOND, choices=causes))
         if live_page():
             display(form(case))
-        display(_folded("Hint", case.hint), _folded("Two switches that are enough", f"{reference} {case.answer}"))
+        display(_fold("Hint", case.hint), _fold("Two switches that are enough", f"{reference} {case.answer}"))
 
 
 def form(case: Case) -> w.interactive:
-    """Two choices and a button; the verdict comes below."""
+    """Return two choices and a button; the verdict comes below them."""
     choices = w.interactive(
         lambda first, second: HTML(f'<div role="status">{html.escape(case.judge((first, second)))}</div>'),
         {"manual": True, "manual_name": "Check"},
@@ -119,5 +120,5 @@ def _report(case: Case) -> HTML:
     return HTML("".join(parts))
 
 
-def _folded(summary: str, text: str) -> HTML:
+def _fold(summary: str, text: str) -> HTML:
     return HTML(f"<details><summary>{summary}</summary><p>{html.escape(text)}</p></details>")

@@ -1,4 +1,4 @@
-"""The notebooks, copied to where a reader can open and change them."""
+"""Copies of the notebooks, in a folder where a reader can open and change them."""
 
 import shutil
 from filecmp import cmp
@@ -9,7 +9,7 @@ from workbench.base.paths import NOTEBOOKS
 
 
 def copy_lessons(folder: Path, *, force: bool = False) -> int:
-    """Copy every notebook into `folder`; returns how many they are.
+    """Copy every notebook into `folder`, and return their number.
 
     Raises:
         ConfigurationError: a notebook there differs, and `force` does not allow to overwrite it. Nothing is copied.

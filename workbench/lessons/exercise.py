@@ -1,7 +1,7 @@
 """A question with its answer folded: the reader guesses before a measurement, and the page judges.
 
-`exercise.html` is the form. It needs no kernel and no network, so it works in JupyterLab, in VS Code and on the built
-pages alike. Run headless, nobody guesses, and the answer lies folded in the output.
+`exercise.html` is the form. It needs no kernel and no network, so that it works in JupyterLab, in VS Code and on the
+built pages. In a headless run nobody guesses, and the answer lies folded in the output.
 """
 
 import json
@@ -27,15 +27,15 @@ def exercise(
     unit: str = "bytes",
     within: float = 0.1,
 ) -> HTML:
-    """A form that judges a guess.
+    """Return a form that judges a guess.
 
     Args:
         question: one or two sentences, plain text.
         answer: a number, or one of `choices`.
-        why: what the folded answer says besides.
-        number: of an exercise at the end of a lesson; without, it is a guess before a measurement.
-        choices: what to choose from; none: a number is asked for.
-        unit: of a number: bytes are typed with a unit of their own ("4.2 MiB"), others as they are ("%", "times").
+        why: the reason, which the folded answer adds.
+        number: the number of an exercise at the end of a lesson; None: a guess before a measurement.
+        choices: the answers to choose from; none: the reader types a number.
+        unit: the unit of the number. "bytes" are typed with their own ("4.2 MiB"), other numbers as they are.
         within: a guess is right when it is off by no more than this share of the answer.
 
     Raises:
@@ -45,12 +45,12 @@ def exercise(
         listed = ", ".join(choices) or "there are none"
         raise ConfigurationError(f"exercise: {answer!r} is none of the choices: {listed}. Add it to them.")
     if not isinstance(answer, str):
-        answer = float(answer)  # numpy's numbers are none of json's
+        answer = float(answer)  # json cannot write the numbers of numpy
     label = f"Exercise {number}." if number else "Your guess."
     judged = json.dumps({"answer": answer, "choices": [*choices], "unit": unit, "within": within})
     answer_in_words = _in_words(answer, unit)
     form = Template(FORM.read_text(encoding="utf-8"), autoescape=True)
-    return HTML(form.render(label=label, question=question, answer=answer_in_words, why=why, told=judged))
+    return HTML(form.render(label=label, question=question, answer=answer_in_words, why=why, exercise=judged))
 
 
 def _in_words(answer: float | str, unit: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether somebody looks on while a notebook is executed."""
+"""A notebook that is executed may be on a live page, or run headless."""
 
 from typing import Any
 
@@ -6,13 +6,15 @@ from IPython.core.getipython import get_ipython
 
 
 def live_page() -> bool:
-    """Whether somebody looks on: a page lets its cells ask for input, papermill and nbconvert do not (`allow_stdin` in
-    Jupyter's messaging protocol)."""
+    """Whether the notebook is on a live page.
+
+    A page lets its cells ask for input, papermill and nbconvert do not (`allow_stdin` in Jupyter's messaging protocol).
+    """
     return bool(request().get("content", {}).get("allow_stdin"))
 
 
 def request() -> dict[str, Any]:
-    """What the kernel was asked to execute."""
+    """Return the message that asked the kernel to execute the cell; empty without a kernel."""
     kernel = getattr(get_ipython(), "kernel", None)
     if kernel is None:
         return {}

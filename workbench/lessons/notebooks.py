@@ -1,4 +1,4 @@
-"""Run the notebooks headless with papermill. What was executed lies in `build/notebooks`; `make site` shows it."""
+"""Run the notebooks headless with papermill, into `build/notebooks`, which `make site` shows."""
 
 import operator
 import os
@@ -20,16 +20,18 @@ from papermill.exceptions import PapermillExecutionError
 
 from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.base.launch import Child
-from workbench.base.patches import changed_environment
+from workbench.base.patches import change_environment
 from workbench.base.paths import BUILD, CORPORA, INSTALLED, MODELS, NOTEBOOKS, PACKAGE, PIN, ROOT
-from workbench.gpus.emulator.card import DEVICE, emulated_card
+from workbench.gpus.emulator.card import DEVICE, find_emulated_gpu
 from workbench.gpus.emulator.launch import environment as emulated_environment
 from workbench.gpus.emulator.place import stub_folder
-from workbench.lessons.parameters import check_parameters, of
+from workbench.lessons.parameters import check_parameters, parameter_types
 from workbench.lessons.progress import Progress
 
-DEVICE_PARAMETER = "device"  # of the kernel, not of a notebook
-PATIENCE_S = 10.0  # for a lesson that is stopped, whose kernel has to be ended
+# this parameter is the kernel's, not a notebook's
+DEVICE_PARAMETER = "device"
+# seconds for a lesson that is stopped to end its kernel
+PATIENCE_S = 10.0
 
 
 class NotebookError(WorkbenchError):
@@ -43,16 +45,16 @@ def build(
     folder: Path = BUILD,
     at_once: int = 1,
 ) -> list[Path]:
-    """Execute notebooks into `<folder>/notebooks`. Those up to date are left alone.
+    """Execute notebooks into `<folder>/notebooks`, except those that are up to date, and return the paths of all.
 
-    With parameters of one's own they go to `<folder>/notebooks-own` and are always executed.
+    With parameters they go to `<folder>/notebooks-own` and are always executed.
 
     Args:
-        at_once: so many notebooks at a time, in processes of their own.
+        at_once: the number of notebooks that run at a time, each in a process of its own.
 
     Raises:
         ConfigurationError: unknown notebook or parameter, a value of the wrong type, a secret.
-        NotebookError: a notebook failed; those before it are there.
+        NotebookError: a notebook failed; those executed before it stay.
     """
     paths = find_notebooks(names)
     _refuse(paths, parameters or {})
@@ -66,7 +68,7 @@ def build(
     def execute_one(path: Path, call: Callable[..., Path]) -> None:
         began_at_s = time.monotonic()
         call(execute_notebook, path, place / path.name, parameters)
-        progress.done(path.stem, time.monotonic() - began_at_s)
+        progress.report(path.stem, time.monotonic() - began_at_s)
 
     if at_once > 1 and len(waiting) > 1:
         _share(execute_one, waiting, at_once)
@@ -112,10 +114,12 @@ def _share(execute_one: Callable[..., None], paths: Sequence[Path], at_once: int
 
 
 def find_notebooks(names: Iterable[str] = ()) -> list[Path]:
-    """The notebooks in their order; names may be stems (`04_lora`), parts of them (`lora`) or paths. No name: all.
+    """Return the paths of notebooks in their order. A name is a stem (`04_lora`), a part of one (`lora`) or a path.
+
+    Without a name, return all.
 
     Raises:
-        ConfigurationError: a name that fits none.
+        ConfigurationError: a name fits no notebook.
     """
     paths = sorted(NOTEBOOKS.glob("*.ipynb"))
     chosen: list[Path] = []
@@ -132,14 +136,14 @@ def execute_notebook(path: Path, output: Path, parameters: Mapping[str, Any] | N
     """Run one notebook in its own folder, as JupyterLab does, into `output`; from a wheel in the folder of `output`.
 
     Args:
-        parameters: names that this notebook does not have are left out. `device="emulated:t4"` is none of the
-            notebook's: its kernel then runs on a GPU in software.
+        parameters: values by name; names that this notebook does not have are left out. `device="emulated:t4"` is no
+            parameter of a notebook: its kernel then runs on an emulated GPU.
 
     Raises:
         ConfigurationError: a parameter of the wrong type, or one that looks like a secret.
-        NotebookError: with the cell's own error, or what ended the kernel; `output` holds what ran until then.
+        NotebookError: a cell failed, or the kernel ended; `output` has the cells that ran until then.
     """
-    names = [*of(path), DEVICE_PARAMETER]
+    names = [*parameter_types(path), DEVICE_PARAMETER]
     parameters = {name: value for name, value in (parameters or {}).items() if name in names}
     _refuse([path], parameters)
     device = parameters.pop(DEVICE_PARAMETER, "")
@@ -157,7 +161,7 @@ def execute_notebook(path: Path, output: Path, parameters: Mapping[str, Any] | N
                 kernel_name="python3",
                 shutdown_kernel="immediate",  # a kernel takes two seconds to end by itself
             )
-        reason = _unfinished(output)
+        reason = _why_unfinished(output)
     except PapermillExecutionError as error:
         reason = f"{error.ename}: {error.evalue}"
     except DeadKernelError:
@@ -175,8 +179,11 @@ def execute_notebook(path: Path, output: Path, parameters: Mapping[str, Any] | N
 
 
 def _trust(executed: Path) -> None:
-    """As `jupyter trust` does: in place of the pictures of a notebook that was not run there, JupyterLab shows their
-    letters, in a row. Where Jupyter cannot keep a signature, that is what is seen."""
+    """Sign an executed notebook, as `jupyter trust` does.
+
+    In a notebook that is not trusted JupyterLab shows the bare labels of a picture. If Jupyter cannot keep a signature,
+    the notebook stays untrusted.
+    """
     with suppress(OSError, sqlite3.Error):
         notary = NotebookNotary()
         notary.sign(nbformat.read(str(executed), as_version=4))
@@ -184,12 +191,16 @@ def _trust(executed: Path) -> None:
 
 
 def _refuse(paths: list[Path], parameters: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError for a parameter or a device that cannot be used, UnavailableError for what is not set
-    up."""
+    """Refuse parameters and a device that cannot be used.
+
+    Raises:
+        ConfigurationError: a parameter or the device is unknown or unfit.
+        UnavailableError: the emulator is not set up, or the model cannot be had.
+    """
     parameters = dict(parameters)
     device = parameters.pop(DEVICE_PARAMETER, None)
     if device is not None:
-        if not isinstance(device, str) or emulated_card(device) is None:
+        if not isinstance(device, str) or find_emulated_gpu(device) is None:
             raise ConfigurationError(
                 f"notebooks: device {device!r} cannot be chosen; "
                 "a notebook takes the fastest that is there. Only a GPU in software can, "
@@ -201,29 +212,30 @@ def _refuse(paths: list[Path], parameters: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _around_kernel(device: str) -> Iterator[None]:
-    """The environment of a kernel that begins here, with an emulated GPU if that is the device.
+    """Set the environment for a kernel that starts meanwhile, with an emulated GPU if that is the device.
 
     A kernel that is ended, or that dies, cannot clear away what it left in its temporary folder.
     """
-    card = emulated_card(device)
+    card = find_emulated_gpu(device)
     variables = emulated_environment(card) if card else {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         variables |= {"TMPDIR": folder, "JUPYTER_RUNTIME_DIR": folder}
         try:
-            tempfile.tempdir = folder  # where Jupyter writes the ports and the key of the kernel
-            with changed_environment(variables):
+            # Jupyter writes the ports and the key of the kernel into this folder
+            tempfile.tempdir = folder
+            with change_environment(variables):
                 yield
         finally:
-            tempfile.tempdir = None  # asked for anew
+            tempfile.tempdir = None  # tempfile finds the folder of the system again
 
 
 def _up_to_date(executed: Path, notebook: Path) -> bool:
-    """Executed to its end, and newer than the notebook, the package, the pins, and the embedded models and texts?"""
+    """Whether a notebook was executed to its end, after all changes of it, the package, the pins, models and texts."""
     try:
         metadata = nbformat.read(str(executed), as_version=4).metadata
-        if metadata.get("papermill", {}).get("exception") or _unfinished(executed):
+        if metadata.get("papermill", {}).get("exception") or _why_unfinished(executed):
             return False
-    except (OSError, ValueError):  # not there, or cut short
+    except (OSError, ValueError):  # the file is missing, or cut short
         return False
     sources = [notebook, *PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.toml"), *MODELS.rglob("*"), *CORPORA.rglob("*")]
     if not INSTALLED:
@@ -231,9 +243,11 @@ def _up_to_date(executed: Path, notebook: Path) -> bool:
     return executed.stat().st_mtime > max(source.stat().st_mtime for source in sources)
 
 
-def _unfinished(executed: Path) -> str:
-    """Why a notebook is not whole: papermill takes `sys.exit(0)` in a cell for success, and a kill leaves what was
-    written after the cells before. Empty if it is."""
+def _why_unfinished(executed: Path) -> str:
+    """Say why a notebook was not executed to its end; empty if it was.
+
+    papermill takes `sys.exit(0)` in a cell for success, and a killed papermill leaves a file without the later outputs.
+    """
     waiting = 0
     has_left = False
     for cell in _cells(executed):
@@ -246,6 +260,6 @@ def _unfinished(executed: Path) -> str:
 
 
 def _cells(executed: Path) -> list[Any]:
-    """The cells with code in them."""
+    """Return the cells that have code."""
     cells = nbformat.read(str(executed), as_version=4).cells
     return [cell for cell in cells if cell.cell_type == "code" and cell.source.strip()]

@@ -1,7 +1,7 @@
-"""What may be given to a notebook as a parameter: known names, values of the right type, and no secrets.
+"""A notebook's parameters have known names and values of the right type, and are no secrets.
 
-papermill only warns about an unknown name, and it writes every value three times into the executed notebook. Whether a
-recipe or a technique takes a value, they say themselves, in the notebook's first cells.
+papermill only warns about an unknown name, and it writes every value three times into the executed notebook. Recipes
+and techniques check their values themselves, in the notebook's first cells.
 """
 
 import dataclasses
@@ -14,27 +14,28 @@ import papermill
 
 from workbench.base.errors import ConfigurationError
 from workbench.base.paths import check_writable, runs_folder
-from workbench.base.settings import KINDS, check_settings, named, setting
+from workbench.base.settings import KINDS, check_names, check_settings, setting
 from workbench.gpus.catalogue import device_name
 from workbench.models.source import locate, locate_config
 from workbench.texts.corpus import load_corpus
 
+# the least value of a number, by its type, and the parameters that may be 0 although they are integers
 LEAST = {"int": 1, "float": 0}
 MAY_BE_ZERO = ("sample_tokens", "num_workers", "seed")
-# how the tokens of Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS, Google, PyPI and npm begin; JSON Web Tokens
+# the tokens of Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS, Google, PyPI and npm; JSON Web Tokens
 TOKENS = re.compile(
     r"(hf_|sk-|gh[opsur]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|AIza|pypi-|npm_)[\w-]{8,}|eyJ[\w-]+\.[\w-]+\.[\w-]*"
 )
 
 
-def of(path: Path) -> dict[str, str]:
-    """Names that the cell tagged `parameters` defines, with their types: `int`, `str` and so on, or `None`."""
+def parameter_types(path: Path) -> dict[str, str]:
+    """Return the type of each name in the cell tagged `parameters`: "int", "str" and so on, or "None" if unknown."""
     parameters = papermill.inspect_notebook(str(path))
     return {name: str(facts["inferred_type_name"]) for name, facts in parameters.items()}
 
 
 def check_parameters(paths: Sequence[Path], parameters: Mapping[str, Any]) -> None:
-    """Refuse what papermill would pass on without a word, and names of what is not there.
+    """Refuse parameters that papermill would pass on without a word, and a text, a GPU or a model that does not exist.
 
     Raises:
         ConfigurationError: a name that none of the notebooks has, a value of another type than a notebook declares, a
@@ -42,11 +43,12 @@ def check_parameters(paths: Sequence[Path], parameters: Mapping[str, Any]) -> No
             records that could not be written.
         UnavailableError: the model cannot be had.
     """
-    declared = list(map(of, paths))
-    named(parameters, sorted(set().union(*declared)), "notebooks", "parameter")
+    declared = list(map(parameter_types, paths))
+    check_names(parameters, sorted(set().union(*declared)), "notebooks", "parameter")
     for name, value in parameters.items():
-        secret = TOKENS.search(str(value))  # of a list or a dictionary all that is in it
-        if secret:  # which the message must not repeat
+        # the text of a list or a dictionary has all that is in it
+        secret = TOKENS.search(str(value))
+        if secret:  # the message must not repeat it
             raise ConfigurationError(
                 f"notebooks: the value of {name} looks like a secret ({secret[0][:3]}…, "
                 f"{len(secret[0])} characters), and the executed notebook would show it. "
@@ -59,7 +61,7 @@ def check_parameters(paths: Sequence[Path], parameters: Mapping[str, Any]) -> No
 
 
 def _check_types(types: Mapping[str, str], values: Mapping[str, Any]) -> None:
-    """As the settings of a technique are checked: by a dataclass, whose fields are the parameters that have a type."""
+    """Check values as settings of a technique are checked: by a dataclass with a field for each typed parameter."""
     fields = []
     typed = []
     for name, value in values.items():
@@ -71,10 +73,10 @@ def _check_types(types: Mapping[str, str], values: Mapping[str, Any]) -> None:
 
 
 def _check_names(values: Mapping[str, Any], trains: bool) -> None:
-    """What parameters name is there: a text, a GPU, a model.
+    """Refuse a text, a GPU or a model that does not exist.
 
     Args:
-        trains: the notebook needs a model's weights, and writes records.
+        trains: whether the notebook needs a model's weights, and writes records.
     """
     if trains:
         check_writable(runs_folder())

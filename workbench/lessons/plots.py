@@ -16,7 +16,7 @@ from workbench.base.categories import Category, format_bytes
 from workbench.gpus.catalogue import MIB
 from workbench.techniques.registry import in_words
 
-# Okabe and Ito, "Color Universal Design" (2008): told apart with every kind of colour vision
+# These colours are told apart with every kind of colour vision (Okabe and Ito, "Color Universal Design", 2008).
 LINES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999"]
 DASHES = ["-", "--", ":", "-."]
 GREY = "#808080"
@@ -29,27 +29,15 @@ COLOURS: dict[str, str] = {
     Category.TEMPORARIES: "#CC79A7",
     Category.UNATTRIBUTED: "#999999",
 }
-
-
-def ink(shade: str) -> str:
-    """Black or white, whichever is easier to read on a colour such as `#0072B2` (WCAG 2.2, relative luminance)."""
-    luminance = 0.0
-    for weight, start in ((0.2126, 1), (0.7152, 3), (0.0722, 5)):
-        part = int(shade[start : start + 2], 16) / 255
-        linear = part / 12.92
-        if part > 0.04045:
-            linear = ((part + 0.055) / 1.055) ** 2.4
-        luminance += weight * linear
-    if luminance > 0.179:
-        return "#000"
-    return "#fff"
+# the colour of letters on these: black or white, whichever has a contrast of 4.5 to 1 at least (WCAG 2.2, 1.4.3)
+INKS = dict.fromkeys(COLOURS, "#000") | {Category.WEIGHTS: "#fff"}
 
 
 class Picture(Figure):
-    """A figure that a notebook shows by itself: pyplot, which usually sees to that, must not be used in threads.
+    """A figure that a notebook shows without pyplot, which must not be used in threads.
 
     Attributes:
-        description: what can be seen in it, for those who cannot.
+        description: the text of a screen reader, which says what can be seen.
     """
 
     description = ""
@@ -63,15 +51,17 @@ class Picture(Figure):
 
 
 def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> Picture:
-    """The peak of each recipe by category, from a comparison or from `records()` (there, the last run of a label).
+    """Draw the peak of each recipe by category, from a comparison or from `records()` (there, the last run of a label).
 
-    `limit_bytes`, a budget or a cap, is drawn as a line.
+    Args:
+        limit_bytes: a budget or a cap, drawn as a line.
     """
     rows = frame.reset_index().drop_duplicates("label", keep="last").set_index("label").rename(index=in_words)
     peaks = rows["peak_allocated_bytes"].astype(float) / MIB
     sizes = rows[BY_CATEGORY].fillna(0).astype(float) / MIB
     sizes = sizes.set_axis(list(Category), axis="columns")
-    sizes = sizes.loc[:, sizes.max() > 0.002 * peaks.max()]  # what would not be seen
+    # a category below 0.2 % of the longest bar is less than a pixel: it has no place in the legend
+    sizes = sizes.loc[:, sizes.max() > 0.002 * peaks.max()]
     figure, axes = new_axes(8.0, 0.9 + 0.5 * len(rows))
     colours = list(sizes.columns.map(COLOURS))
     sizes.columns = sizes.columns.str.replace("_", " ")
@@ -91,7 +81,7 @@ def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> Picture:
 
 
 def loss_curves(records: Iterable[Any]) -> Picture:
-    """Training loss over steps of records, those with one label as one: their mean as a line, their range as a band."""
+    """Draw training losses over steps; of records with one label, the mean as a line and the range as a band."""
     figure, axes = new_axes(8.0, 3.4)
     losses_of: dict[str, list[list[float]]] = {}
     sources = []
@@ -117,7 +107,7 @@ def loss_curves(records: Iterable[Any]) -> Picture:
 
 
 def name_beside(axes: Axes, x: pd.Series, y: pd.Series) -> None:
-    """The names in a column to the right, each with a line to its point: many points are close to each other."""
+    """Write the names in a column to the right, each with a line to its point: many points are close to each other."""
     line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "relpos": (0, 0.5), "shrinkB": 5}
     for row, label in enumerate(y.sort_values().index):
         axes.annotate(
@@ -133,7 +123,7 @@ def name_beside(axes: Axes, x: pd.Series, y: pd.Series) -> None:
 
 
 def say_none(figure: Picture, axes: Axes, what: str, sources: Iterable[str]) -> Picture:
-    """In place of a picture: there is nothing to draw, and why."""
+    """Write, in place of a picture, that there is nothing to draw, and why. Returns the figure."""
     text = f"no {what} on record"
     if "emulated" in " ".join(sources):
         text += f": {WITHOUT_VALUES}"

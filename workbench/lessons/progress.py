@@ -1,6 +1,6 @@
-"""How far a build of the notebooks is: which is done, how many runs are left, and about how long that takes.
+"""The progress of a build of the notebooks: those that are done, the runs that are left, and about their time.
 
-`lessons.csv` has what each took in one `make run`, and how many runs it shows: `tools/lessons.py` writes it.
+`tools/lessons.py` writes `lessons.csv`: the seconds of each notebook in one `make run`, and the runs that it shows.
 """
 
 import threading
@@ -14,7 +14,7 @@ TIMES = DATA / "reference" / "cpu" / "gpt2-tiny" / "lessons.csv"
 
 
 def duration(seconds: float) -> str:
-    """As people say it: `40 s`, `12 minutes`, `2 h 50 min`."""
+    """Write a time as people say it: `40 s`, `12 minutes`, `2 h 50 min`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -24,11 +24,11 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """Prints a line for every notebook that is done.
+    """The progress of a build, which prints a line for every notebook that is done.
 
     Args:
-        names: of all that will be executed.
-        at_once: how many run at a time.
+        names: the stems of all notebooks that will be executed.
+        at_once: the number of notebooks that run at a time.
     """
 
     def __init__(self, names: Sequence[str], at_once: int) -> None:
@@ -39,15 +39,15 @@ class Progress:
         self.taken_s = 0.0
         self.lock = threading.Lock()
 
-    def done(self, name: str, seconds: float) -> None:
-        """A notebook has been executed to its end."""
+    def report(self, name: str, seconds: float) -> None:
+        """Print that a notebook has been executed to its end, in so many seconds, and what is left."""
         with self.lock:
             self.left.remove(name)
             self.taken_s += seconds
-            print(f"{name:32} {seconds:4.0f} s   {self.words()}", flush=True)
+            print(f"{name:32} {seconds:4.0f} s   {self.remaining()}", flush=True)
 
-    def words(self) -> str:
-        """What is left; the times of this machine are in proportion to those of the table."""
+    def remaining(self) -> str:
+        """Say what is left, if this machine's times go on in proportion to those of the table."""
         count = len(self.expected)
         if not self.left:
             return f"{count} of {count}"

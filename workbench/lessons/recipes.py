@@ -1,4 +1,4 @@
-"""The recipes of a lesson: one for the reader's machine, and those of the tables on real cards, each with variants."""
+"""The recipes of a lesson: one for the reader's machine, and those of the tables on real GPUs, each with variants."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,7 +13,7 @@ Variant = Technique | tuple[Technique, ...]  # one technique, or several togethe
 
 
 def recipe(model: str = "auto", **settings: Any) -> Recipe:
-    """A `Recipe` whose model is decided: `auto` is GPT-2 124M on a GPU, and the embedded model on a CPU.
+    """Return a `Recipe` whose model is decided: `auto` is GPT-2 124M on a GPU, and the embedded model on a CPU.
 
     Raises ConfigurationError for a setting that cannot be.
     """
@@ -21,12 +21,12 @@ def recipe(model: str = "auto", **settings: Any) -> Recipe:
 
 
 def on_cards(model: str, variants: Iterable[Variant], length: int) -> list[Recipe]:
-    """Full fine-tuning with 8 × `length` tokens a step, and each variant."""
+    """Return the recipe of full fine-tuning with 8 × `length` tokens a step, and that of each variant."""
     return with_variants(Recipe(model=model, effective_batch_size=8, sequence_length=length), variants)
 
 
 def with_variants(off: Recipe, variants: Iterable[Variant]) -> list[Recipe]:
-    """A recipe, and then for each variant the recipe with it."""
+    """Return a recipe, and then for each variant the recipe with it."""
     recipes = [off]
     for variant in variants:
         techniques = variant if isinstance(variant, tuple) else (variant,)

@@ -1,4 +1,4 @@
-"""Which few to turn on, as a picture: the fastest training that fits, for every size of card."""
+"""The picture of the fastest recipe that fits, for every size of card."""
 
 import textwrap
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ CARDS_GIB = (8, 12, 16, 24)
 
 
 def steps_of(table: pd.DataFrame, allowed: Sequence[Numerics]) -> pd.DataFrame:
-    """The recipes that are faster than all that need no more memory, the smallest first.
+    """Return the rows of the recipes that are faster than all that need no more memory, the smallest first.
 
     Args:
-        table: of `compare`, or a committed one: by label, with `peak_allocated_bytes`, `speed_ratio`, `techniques`. A
-            recipe whose speed is not timed is on no stairs and takes none off.
-        allowed: what the techniques of a recipe may do to the loss.
+        table: the table of `compare`, or a committed one: by label, with `peak_allocated_bytes`, `speed_ratio`,
+            `techniques`. A recipe without a speed is on no stairs and takes none off.
+        allowed: the changes of the loss that the techniques of a recipe may make.
     """
     timed = table[table["techniques"].map(numerics_of).isin(allowed)].dropna(subset=["speed_ratio"])
     timed = timed.sort_values(["peak_allocated_bytes", "speed_ratio"], ascending=[True, False])
@@ -34,12 +34,12 @@ def steps_of(table: pd.DataFrame, allowed: Sequence[Numerics]) -> pd.DataFrame:
 
 
 def numerics_of(techniques: str) -> Numerics:
-    """What a recipe does to the loss, which is what its boldest technique does; of `"lora+padding"`."""
+    """Return what techniques such as `"lora+padding"` do to the loss: that of the one that changes it most."""
     return worst_numerics(filter(None, map(REGISTRY.get, techniques.split("+"))))
 
 
 def draw_staircase(table: pd.DataFrame) -> Picture:
-    """Speed against peak as two staircases, and lines at sizes of cards: take the highest step left of your line."""
+    """Draw speed over peak as two staircases, and lines at sizes of cards: take the highest step left of your line."""
     figure, axes = new_axes(10.0, 4.6)
     named = table.rename(index=in_words)
     flights = [steps_of(named, allowed) for allowed in STAIRS.values()]

@@ -1,6 +1,6 @@
-"""The step, scrubbable: a prediction's timeline as one page that needs no network, no kernel and no library.
+"""The step to drag through: a prediction's timeline as one page that needs no network, no kernel and no library.
 
-`timeline.html` is the page; what it shows lies in it, compressed. It comes in an `<iframe srcdoc>`, since a script runs
+`timeline.html` is the page, with its data inside, compressed. It comes in an `<iframe srcdoc>`, since a script runs
 there wherever the frame is put: in a widget, in the output of a cell, in a built page.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from workbench.base.errors import ConfigurationError
-from workbench.base.operations import WORDS
+from workbench.base.operations import operation_in_words
 from workbench.gpus.catalogue import GPUS
 from workbench.lessons.plots import COLOURS
 from workbench.measure.timeline import TensorTimeline
@@ -36,10 +36,10 @@ FACTS = (
 
 
 def scrubber(predictions: Sequence[Prediction], capacity_bytes: int | None = None) -> str:
-    """HTML of a frame with the memory of each prediction's last step, one above the other on one scale.
+    """Return HTML of a frame with the memory of each prediction's last step, one above the other on one scale.
 
     Args:
-        capacity_bytes: what the allocator may have, such as a budget; None: what the GPU has, less CUDA's context.
+        capacity_bytes: the bytes that the allocator may have, such as a budget; None: the GPU's, less CUDA's context.
 
     Raises:
         ConfigurationError: there is nothing to show, or a prediction has no timeline.
@@ -50,16 +50,15 @@ def scrubber(predictions: Sequence[Prediction], capacity_bytes: int | None = Non
     shown = json.dumps([steps, COLOURS, capacity_bytes])
     packed = base64.b64encode(zlib.compress(shown.encode())).decode()
     page = PAGE.read_text(encoding="utf-8").replace("{{packed}}", packed)
-    page = page.replace("{{operations}}", json.dumps(WORDS))
     labels = ", ".join(in_words(prediction.label) for prediction in predictions)
     title = html.escape(f"Memory over the operations of a training step: {labels}")
     style = f"width: 100%; height: {300 + 380 * len(steps)}px; border: 0; color-scheme: light dark"
-    # in a div, since IPython warns of HTML that is a frame
+    # the frame stands in a div, since IPython warns of HTML that is a frame
     return f'<div><iframe title="{title}" style="{style}" srcdoc="{html.escape(page)}"></iframe></div>'
 
 
 def _facts(prediction: Prediction) -> dict[str, Any]:
-    """What the page shows of a prediction, JSON-ready."""
+    """Return the facts that the page shows of a prediction, JSON-ready."""
     if prediction.timeline is None:
         raise ConfigurationError(NOTHING)
     facts = {name: getattr(prediction, name) for name in FACTS}
@@ -72,11 +71,19 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
 
 
 def lives_of(timeline: TensorTimeline) -> dict[str, Any]:
-    """All of a timeline, JSON-ready; `born` as differences, which are short, and for `died` the events between."""
+    """Return a timeline, JSON-ready: `born` as differences, which are short, and `died` as the events that it lives.
+
+    `words` are the operations in words, in the order of `operations`.
+    """
     lives = dict(timeline.lives)
     born = lives["born"]
     died = lives["died"]
     lives["born"] = np.diff(born, prepend=0)
     lives["died"] = np.where(died < 0, -1, died - born)
     arrays = {name: array.tolist() for name, array in lives.items()}
-    return {**arrays, "operations": timeline.operations, "phases": timeline.phases}
+    return {
+        **arrays,
+        "operations": timeline.operations,
+        "words": list(map(operation_in_words, timeline.operations)),
+        "phases": timeline.phases,
+    }

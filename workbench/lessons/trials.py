@@ -1,6 +1,6 @@
-"""What the clinic's cases need under the switches that a reader chooses: predicted, or run in small on this CPU.
+"""Trials of the clinic's cases under the switches that a reader chooses: predicted, or run in small on this CPU.
 
-A case of `clinic.toml` that has a recipe is predicted for its card. The others are functions here, in TRIALS.
+A case of `clinic.toml` that has a recipe is predicted for its card. The others are functions of this file, in TRIALS.
 """
 
 import re
@@ -21,12 +21,12 @@ CUT = re.compile(r"cut at (\d+) tokens")
 
 
 @dataclass(frozen=True)
-class Tried:
-    """What a case needs under some switches.
+class Outcome:
+    """The need of a case under some switches.
 
     Args:
-        largest: the largest category at the peak; and its bytes.
-        short: what else is missing, in words; it does not fit then, whatever the device has.
+        largest: the largest category at the peak; empty: the case has no categories.
+        short: what else is missing, in words; then the case does not fit, whatever the device has.
     """
 
     needed_bytes: int
@@ -53,24 +53,26 @@ class Tried:
 
 
 Switches = Collection[str]
-Trial = Callable[[Switches], Tried]
+Trial = Callable[[Switches], Outcome]
 
 
-def predicted_on(recipe: Recipe, gpu: str) -> Trial:
-    """A training step on a GPU, predicted."""
+def prediction_trial(recipe: Recipe, gpu: str) -> Trial:
+    """Return the trial of a recipe: its training step on a GPU, predicted."""
 
-    def trial(switches: Switches) -> Tried:
-        prediction = predict_known(changed(recipe, switches), gpu)
+    def trial(switches: Switches) -> Outcome:
+        prediction = predict_known(apply_switches(recipe, switches), gpu)
         sizes = prediction.by_category
         largest = max(sizes, key=sizes.__getitem__)
-        return Tried(prediction.need_bytes, prediction.capacity_bytes or 0, largest, sizes[largest])
+        return Outcome(prediction.need_bytes, prediction.capacity_bytes or 0, largest, sizes[largest])
 
     return trial
 
 
-def changed(recipe: Recipe, switches: Switches) -> Recipe:
-    """The recipe with techniques set, as on the command line (`lora=rank:4`), or dropped (`no lora`), or with its texts
-    cut (`cut at 128 tokens`).
+def apply_switches(recipe: Recipe, switches: Switches) -> Recipe:
+    """Return the recipe with its switches applied.
+
+    A switch sets a technique, as on the command line (`lora=rank:4`), drops one (`no lora`), or cuts the texts (`cut at
+    128 tokens`).
 
     Raises:
         ConfigurationError: a switch is none of these, or they do not go together.
@@ -88,11 +90,11 @@ def changed(recipe: Recipe, switches: Switches) -> Recipe:
     return recipe
 
 
-# ---- a loop of one's own, with the embedded model; the cards are as small as that ----
+# ---- a loop of one's own, with the embedded model, on cards that are as small as it is ----
 
 
-def scores(switches: Switches) -> Tried:
-    """The peak of eight batches that are evaluated, on a card that has 3.5 times the weights."""
+def scores(switches: Switches) -> Outcome:
+    """Evaluate eight batches, on a card that has 3.5 times the weights."""
     import torch
 
     from workbench.measure.meter import Meter
@@ -114,16 +116,18 @@ def scores(switches: Switches) -> Tried:
             guesses.append(logits)
             if "del batch" in switches:
                 del batch
-    return Tried(meter.report().peak_allocated_bytes, int(3.5 * weights_bytes(model)))
+    return Outcome(meter.report().peak_allocated_bytes, int(3.5 * weights_bytes(model)))
 
 
 def weights_bytes(model: Any) -> int:
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
-def second_cell(switches: Switches) -> Tried:
-    """What a first attempt leaves behind, and what a second one needs beside it. Python keeps the exception as IPython
-    does."""
+def second_cell(switches: Switches) -> Outcome:
+    """Let a cell fail, and add what it leaves behind to what the next attempt needs.
+
+    The exception is kept in `sys.last_value`, as IPython keeps it.
+    """
     from workbench.advise.leaks import release
     from workbench.measure.allocators import live_tensor_bytes
 
@@ -142,11 +146,11 @@ def second_cell(switches: Switches) -> Tried:
     if "gc.collect()" in switches:
         collect_garbage()
     left = live_tensor_bytes("cpu") - before
-    # the weights are not halved
+    # half the batch halves all but the weights
     again = (first + weights) // 2 if "half the batch" in switches else first
     notebook.clear()
     release()
-    return Tried(left + again, int(1.1 * first))
+    return Outcome(left + again, int(1.1 * first))
 
 
 def _attempt(model: Any) -> None:
@@ -160,8 +164,8 @@ def _attempt(model: Any) -> None:
 # ---- the allocator ----
 
 
-def gaps(switches: Switches) -> Tried:
-    """After three steps something large is wanted, of a card of 1000 MiB."""
+def gaps(switches: Switches) -> Outcome:
+    """Ask a card of 1000 MiB for a large block after three steps of a training."""
     card = _after_training(switches)
     large = 740 * MIB
     needed_bytes = card.allocated_bytes + large
@@ -170,11 +174,14 @@ def gaps(switches: Switches) -> Tried:
         card.malloc(large)
     except OutOfCapacity:
         short = f"refused: {format_bytes(card.reserved_bytes)} are in segments that cannot go back"
-    return Tried(needed_bytes, 1000 * MIB, short=short)
+    return Outcome(needed_bytes, 1000 * MIB, short=short)
 
 
 def _after_training(switches: Switches) -> CachingAllocator:
-    """Six layers, batches of three lengths; each layer leaves a small result, the first step the optimizer's states."""
+    """Return the allocator after three steps of six layers, with batches of three lengths.
+
+    Each layer leaves a small result, and the first step leaves the optimizer's states.
+    """
     card = CachingAllocator(1000 * MIB, expandable_segments="expandable_segments:True" in switches)
     for step, length in enumerate((88, 96, 100)):
         wanted = MIB * (100 if "pad to one length" in switches else length)

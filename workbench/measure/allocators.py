@@ -1,4 +1,4 @@
-"""What each kind of device can say about its own memory, behind one small interface.
+"""Counters of a device's memory, behind one small interface for all kinds of device.
 
 CUDA keeps exact peaks (`torch.cuda.max_memory_allocated`, PyTorch's "Memory management" notes). Apple's MPS only says
 how much is in use now: the meter takes the larger of those readings, made at phase boundaries, and of the tracker's
@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from workbench.base.device import emulated
+from workbench.base.device import current_emulated_gpu
 from workbench.base.garbage import collect_garbage
 
 
 class DeviceAllocator:
-    """Byte counters of one device. This base class is the CPU's, which has no counters: in use is the sum of the living
-    tensors that Python can reach.
+    """Byte counters of one device. This base class is the CPU's, which has no counters: its bytes in use are those of
+    the living tensors that Python can reach.
 
     Attributes:
         source: the name that a record gives to these numbers.
-        enforces_caps: PyTorch's allocator keeps to a memory cap by itself; else the tracker must.
+        enforces_caps: whether PyTorch's allocator keeps to a memory cap by itself; if not, the tracker must.
     """
 
     source = "cpu-tracker"
@@ -34,27 +34,29 @@ class DeviceAllocator:
         collect_garbage()
 
     def in_use(self) -> int:
+        """Return the bytes in use now."""
         return live_tensor_bytes("cpu")
 
     def take_peaks(self) -> tuple[int, int | None]:
-        """(allocated, reserved) peaks since the last call, in bytes; reserved is None where there is no such number."""
+        """Return the (allocated, reserved) peaks since the last call, in bytes, and begin new ones. Reserved is None
+        where there is no such number."""
         return 0, None
 
 
 class CudaAllocator(DeviceAllocator):
-    """PyTorch's caching allocator, on a GPU or on one in software."""
+    """PyTorch's caching allocator, on a GPU or an emulated one."""
 
     enforces_caps = True
 
     @property
     def source(self) -> str:  # type: ignore[override]
-        if emulated():
-            return f"emulated:{emulated()}"
+        if current_emulated_gpu():
+            return f"emulated:{current_emulated_gpu()}"
         return "cuda-allocator"
 
     def prepare(self) -> None:
         collect_garbage()
-        # else only the first run of a process would count them in its peak
+        # cuBLAS keeps workspaces for the whole process: only its first run would count them in the peak.
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -70,7 +72,7 @@ class CudaAllocator(DeviceAllocator):
 
 
 class MpsAllocator(DeviceAllocator):
-    """Apple's. PyTorch can set a limit there, but not say what it was before, so that it enforces no caps."""
+    """The allocator of Apple's MPS. It enforces no caps: PyTorch can set a limit, but not say what it was before."""
 
     source = "mps-allocator+tracker"
 
@@ -94,10 +96,10 @@ def allocator_for(device: torch.device) -> DeviceAllocator:
 
 
 def storage_bytes(things: Iterable[Any], device_type: str) -> int:
-    """Bytes of the storages on a device type that the tensors among these things have, each storage counted once."""
+    """Return the bytes that the tensors among these things take on a device type. Each storage counts once."""
     sizes: dict[int, int] = {}
     for thing in things:
-        # `isinstance` would make lazy objects load what they stand for
+        # `isinstance` would make lazy objects load what they stand for.
         if not issubclass(type(thing), torch.Tensor):
             continue
         for tensor in parts(thing):
@@ -108,7 +110,7 @@ def storage_bytes(things: Iterable[Any], device_type: str) -> int:
 
 
 def parts(thing: Any) -> list[Any]:
-    """The plain tensors that a thing is made of: itself, those it wraps, or those in its attributes.
+    """Return the plain tensors that a thing is made of: itself, those it wraps, or those in its attributes.
 
     Quantized states of optimizers are wrappers (torchao) or hold tensors (bitsandbytes).
     """
@@ -124,32 +126,24 @@ def parts(thing: Any) -> list[Any]:
 
 
 def live_tensor_bytes(device_type: str) -> int:
-    """Bytes of all distinct tensor storages on a device type that the garbage collector knows of."""
+    """Return the bytes of all distinct tensor storages on a device type that the garbage collector knows of."""
     return storage_bytes(gc.get_objects(), device_type)
 
 
-def total_bytes(device: torch.device) -> int | None:
-    """The memory of a GPU, as CUDA reports it; None where memory is shared with everything else."""
-    if device.type != "cuda":
-        return None
-    return torch.cuda.mem_get_info(device)[1]
-
-
 @contextmanager
-def capped(device: torch.device, cap_bytes: int | None) -> Iterator[None]:
+def cap_memory(device: torch.device, cap_bytes: int | None) -> Iterator[None]:
     """Let PyTorch's own allocator refuse to reserve more than `cap_bytes`, where it can: on CUDA.
 
     The cap counts what is reserved, with the blocks that are cached, and not the CUDA context. The fraction that was
     set before comes back afterwards.
     """
-    total = total_bytes(device)
-    if cap_bytes is None or total is None:
+    if cap_bytes is None or device.type != "cuda":
         yield
         return
-    # the fractions are kept by the device's index
+    # PyTorch keeps the fractions by the device's index.
     index = torch.cuda.current_device() if device.index is None else device.index
     before = torch.cuda.get_per_process_memory_fraction(index)
-    torch.cuda.set_per_process_memory_fraction(min(cap_bytes / total, 1.0), index)
+    torch.cuda.set_per_process_memory_fraction(min(cap_bytes / torch.cuda.mem_get_info(device)[1], 1.0), index)
     try:
         yield
     finally:

@@ -9,10 +9,11 @@
 
 On a GPU the peak comes from the allocator and holds for the whole run. Attribution to categories comes from the
 tracker, which costs Python time at every operation; so the training loop switches it on for the untimed warm-up steps
-and for evaluation only (`attribute`). On the CPU the tracker is also the source of the peak.
+and for evaluations only (`set_tracking`). On the CPU the tracker is also the source of the peak: there it is that of
+the warm-up steps and the evaluations.
 
-What belongs to whom is looked up whenever a phase begins or ends. A gradient may be used and freed before the backward
-phase ends, so gradients are also labelled one by one as they arrive, by a hook on every parameter.
+Weights, gradients and optimizer states are labelled whenever a phase begins or ends. A gradient may be used and freed
+before the backward phase ends, so gradients are also labelled one by one as they arrive, by a hook on every parameter.
 """
 
 import weakref
@@ -37,6 +38,9 @@ from workbench.measure.tracker import StorageTracker
 class MemoryReport:
     """The memory of one run, in bytes. `by_category` is read at the instant of the peak and sums to it exactly.
 
+    `maximum_by_category` is each category's own maximum, whenever that was; only `unattributed`, which no tracker sees,
+    is again that of the peak. `peak_reserved_bytes` is None where the allocator has no such number.
+
     `peak_host_bytes` and `peak_disk_bytes` are what a technique held there, `moved_bytes` what it moved there and back;
     None: nothing. On a GPU, model, gradients and optimizer states that lay in host memory count as held there too.
     """
@@ -55,21 +59,21 @@ class MemoryReport:
 
 
 class Meter:
-    """Measures the device that the model is on.
+    """A meter for the memory of the device that the model is on.
 
     Args:
         model: its parameters and buffers, and tensors that hang on them when it comes, such as the scales of quantized
             weights, are the weights; `model.config.vocab_size`, if any, tells logits apart.
-        optimizer: its state tensors are the optimizer states. `Trainer` makes its optimizer late: pass it to `watch`.
-        tracker: another than that of the device, as a prediction has it.
-        device: that computes, if it is not the one on which the model's parameters wait.
+        optimizer: its state tensors are the optimizer states. `Trainer` makes its optimizer late: give that to `watch`.
+        tracker: another than the device's own, as in a prediction.
+        device: the one that computes, if the model's parameters wait on another.
 
     The peak is that of the run itself: what was in use before the model came is `before_bytes`, not part of it. Pass
     `before_bytes` when the model was loaded after that reading was taken, as the training loop does.
 
     `cap_bytes` is a limit for the bytes of tensors, watched by the tracker while it is switched on; on CUDA, where the
-    allocator keeps to a limit by itself (`workbench.measure.allocators.capped`), it is ignored here. What failed or was
-    refused, the `tracker` says.
+    allocator keeps to a limit by itself (`workbench.measure.allocators.cap_memory`), it is ignored here. What failed
+    or was refused, the `tracker` says.
     """
 
     tracker_kind: type[StorageTracker] = StorageTracker
@@ -95,15 +99,15 @@ class Meter:
         self._model = model
         self._optimizer = optimizer
         self._device_type = device.type
-        self._attached = [weakref.ref(tensor) for tensor in attached_tensors(model)]
+        self._attached = [weakref.ref(tensor) for tensor in find_attached_tensors(model)]
         self._before = before_bytes or 0
         self._reads_before = before_bytes is None
         self._peaks: dict[Phase, int] = {}
         self._reserved: int | None = None
-        self._owned_on_host = 0
+        self._host_bytes = 0  # the most that model, gradients and optimizer states of a GPU had on the host
         self._phase: Phase | None = None
-        self._attributing = False
-        # hooks run in the order in which they came: one that an optimizer brings, and that frees the gradient, is later
+        self._is_tracking = False
+        # Hooks run in the order in which they were registered: an optimizer's, which frees the gradient, runs later.
         self._hooks = ExitStack()
         for parameter in parameters:
             if parameter.requires_grad:
@@ -115,56 +119,61 @@ class Meter:
         for account in (HOST, DISK):
             account.reset()
         if self._reads_before:
-            owned = chain.from_iterable(self._owned().values())
-            self._before = max(self._allocator.in_use() - storage_bytes(owned, self._device_type), 0)
-        self.attribute(True)
+            tensors = chain.from_iterable(self._tensors_by_category().values())
+            self._before = max(self._allocator.in_use() - storage_bytes(tensors, self._device_type), 0)
+        self.set_tracking(True)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.enter_phase(None)
-        self.attribute(False)
+        self.set_tracking(False)
         self._hooks.close()
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take this optimizer's state tensors for the optimizer states from now on."""
         self._optimizer = optimizer
 
-    def see(self, inputs: Iterable[Any]) -> None:
-        """Book what a step is about to train on, which was made while the tracker did not look."""
-        if self._attributing:
+    def label_inputs(self, inputs: Iterable[Any]) -> None:
+        """Label the tensors that a step trains on, which were made while the tracker was off.
+
+        They are temporaries: nobody keeps a batch after its step.
+        """
+        if self._is_tracking:
             tensors = [tensor for tensor in inputs if isinstance(tensor, torch.Tensor)]
             self.tracker.label(tensors, Category.TEMPORARIES)
 
-    def attribute(self, on: bool) -> None:
+    def set_tracking(self, on: bool) -> None:
         """Switch the tracker on or off. Calls must nest with other dispatch modes."""
-        if on and not self._attributing:
-            self._label_owned()
+        if on and not self._is_tracking:
+            self._label_tensors()
             self.tracker.__enter__()  # type: ignore[no-untyped-call]
-        elif not on and self._attributing:
+        elif not on and self._is_tracking:
             self.tracker.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self._attributing = on
+        self._is_tracking = on
 
     def enter_phase(self, phase: Phase | None) -> None:
-        """From now on memory belongs to this phase; the peak of the phase that ends is read off."""
+        """Read off the peak of the phase that ends, and begin another. None: what follows is in no phase."""
         allocated, reserved = self._allocator.take_peaks()
         if self._phase is not None:
             self._peaks[self._phase] = max(self._peaks.get(self._phase, 0), allocated - self._before)
         if reserved is not None:
             self._reserved = max(self._reserved or 0, reserved)
-        if self._attributing:
-            self._label_owned()
+        if self._is_tracking:
+            self._label_tensors()
             self.tracker.enter_phase(phase)
         self._phase = phase
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
+        """Let the memory of a `with` block belong to a phase."""
         self.enter_phase(phase)
         try:
             yield
         finally:
             self.enter_phase(None)
 
-    def _owned(self) -> dict[Category, list[torch.Tensor]]:
-        """What the model and the optimizer hold now, on any device."""
+    def _tensors_by_category(self) -> dict[Category, list[torch.Tensor]]:
+        """Return the tensors that the model and the optimizer hold now, on any device."""
         parameters = list(self._model.parameters())
         weights: list[torch.Tensor] = [*parameters, *self._model.buffers()]
         for reference in self._attached:
@@ -182,25 +191,25 @@ class Meter:
             Category.OPTIMIZER_STATES: states,
         }
 
-    def _label_owned(self) -> None:
-        owned = self._owned()
-        for category, tensors in owned.items():
+    def _label_tensors(self) -> None:
+        by_category = self._tensors_by_category()
+        for category, tensors in by_category.items():
             self.tracker.label(tensors, category)
         if self._device_type != "cpu":
-            # single numbers, such as Adam's count of steps, are on the host in any case
-            tensors = [tensor for tensor in chain.from_iterable(owned.values()) if tensor.ndim]
-            self._owned_on_host = max(self._owned_on_host, storage_bytes(tensors, "cpu"))
+            # Single numbers, such as Adam's count of steps, are on the host in any case.
+            tensors = [tensor for tensor in chain.from_iterable(by_category.values()) if tensor.ndim]
+            self._host_bytes = max(self._host_bytes, storage_bytes(tensors, "cpu"))
 
     def _label_gradient(self, parameter: torch.Tensor) -> None:
-        if self._attributing and parameter.grad is not None:
+        if self._is_tracking and parameter.grad is not None:
             self.tracker.label([parameter.grad], Category.GRADIENTS)
 
     def timeline(self) -> Timeline:
-        """Live bytes by category after every attributed event."""
+        """Return the live bytes by category after every event that the tracker has seen."""
         return self.tracker.timeline()
 
     def report(self) -> MemoryReport:
-        """The peak and its parts.
+        """Return the peak and its parts.
 
         Raises:
             ValueError: nothing was measured inside a phase.
@@ -214,12 +223,12 @@ class Meter:
                 tracked[phase] = dict.fromkeys(Category, 0)
                 if event >= 0:
                     tracked[phase] = timeline.by_category(event)
-                # the allocator's peak, or the tracker's where that is all there is
+                # The allocator's peak, or the tracker's on a CPU, which has no allocator to ask.
                 by_phase[phase] = max(self._peaks[phase], sum(tracked[phase].values()))
         if not any(by_phase.values()):
             raise ValueError("nothing was measured: put the training step inside `with meter.phase(...)` blocks")
         peak_phase = max(by_phase, key=lambda phase: by_phase[phase])
-        # what the allocator saw and the tracker did not, as scratch memory inside a kernel
+        # The allocator sees more than the tracker: scratch memory inside a kernel, for example.
         unattributed = by_phase[peak_phase] - sum(tracked[peak_phase].values())
         return MemoryReport(
             memory_source=self._allocator.source,
@@ -230,24 +239,24 @@ class Meter:
             by_category=tracked[peak_phase] | {Category.UNATTRIBUTED: unattributed},
             maximum_by_category=timeline.maximum_by_category() | {Category.UNATTRIBUTED: unattributed},
             by_phase=by_phase,
-            peak_host_bytes=HOST.peak_bytes + self._owned_on_host or None,
+            peak_host_bytes=HOST.peak_bytes + self._host_bytes or None,
             peak_disk_bytes=DISK.peak_bytes or None,
             moved_bytes=HOST.moved_bytes + DISK.moved_bytes or None,
         )
 
 
-def attached_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Tensors in the attributes of a model's modules and parameters, and in those of what they hold.
+def find_attached_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Return the tensors in the attributes of a model's modules and parameters, and in those of what these hold.
 
     Quantized weights keep their scales this way: they are neither parameters nor buffers, but memory all the same.
-    Gradients are not among them. Ask before training: later a module may hold what it computed.
+    Gradients are not among them. Call it before training: later a module may hold what it computed.
     """
     tensors: list[torch.Tensor] = []
     seen: set[int] = set()
     waiting: list[Any] = [*model.modules(), *model.parameters()]
     while waiting:
         thing = waiting.pop()
-        # classes, modules of Python and meshes of ranks belong to the process, not to the model
+        # Classes, modules of Python and meshes of ranks belong to the process, not to the model.
         if id(thing) in seen or isinstance(thing, (type, ModuleType, DeviceMesh)):
             continue
         seen.add(id(thing))

@@ -1,4 +1,4 @@
-"""Requests that were refused: the words of out-of-memory messages, and the numbers in them.
+"""Out-of-memory messages: how they are recognized, and the numbers in them.
 
 The wording is that of `c10/cuda/CUDACachingAllocator.cpp`: since 2.1 "GPU 0 has a total capacity of … of which … is
 free. … Of the allocated memory … is allocated by PyTorch, and … is reserved by PyTorch but unallocated"; before, "(GPU
@@ -18,13 +18,14 @@ from typing import Any
 from workbench.base.categories import UNITS
 from workbench.base.errors import ConfigurationError
 
-# from here on it is no size: WSL's driver does not know that of a process, and says 2^64
+# A number from this one on is no size: WSL's driver does not know that of a process, and says 2^64.
 UNKNOWN_BYTES = 2**60
-LAST_LINES = 15  # before the message: the innermost frames of its traceback
+# Lines of code before the message that are searched: the innermost frames of its traceback.
+LAST_LINES = 15
 
 
 class Kind(StrEnum):
-    """Who says that memory has run out."""
+    """The program or device that says that memory has run out."""
 
     CARD = "PyTorch's allocator"
     HOST = "the computer"
@@ -35,7 +36,7 @@ class Kind(StrEnum):
     CUDA = "CUDA itself"
 
 
-# the first kind in this order that a text has is the one that tells most
+# Signs of each kind in a text. A text may have several: the first in this order says most.
 SIGNS = {
     Kind.CARD: r"out\s+of\s+memory[\s\S]{0,200}?(?:tried\s+to\s+allocate|requested)",
     Kind.HOST: r"DefaultCPUAllocator|unable to allocate [\d.]+ \w+ for an array|\bMemoryError|WinError 1455",
@@ -48,7 +49,7 @@ SIGNS = {
     Kind.CUT: r"\bCUDA out of memory",  # CUDA itself says "CUDA error: out of memory"
     Kind.CUDA: r"\bout of memory|OutOfMemoryError(?!.*out of memory)",
 }
-# by the innermost line of code that says it: what is made there
+# A line of code in the traceback says what was made when memory ran out.
 PLACES = {
     "page-locked memory": r"pin_memory(?:=True|\(|$)|cudaHostAlloc",
     "predictions kept by the evaluation": r"nested_concat|torch_pad_and_concatenate|pad_across_processes\(logits",
@@ -58,16 +59,16 @@ PLACES = {
 }
 NOISE = re.compile(
     r"\x1b\[[\d;]*[A-Za-z]"  # colours
-    r"|^\s*(?:\[rank\d+\]:|\(\w+ pid=\d+\)|E(?= {3}))"  # whose line it is; pytest's mark
+    r"|^\s*(?:\[rank\d+\]:|\(\w+ pid=\d+\)|E(?= {3}))"  # the rank or process of a line; pytest's mark
     r"|[│╭╰╮╯]",
     re.MULTILINE,
 )
-# of a traceback that shows the lines around the one that failed
+# Some tracebacks show the lines around the one that failed, with their numbers: they say nothing here.
 OTHER_LINE = re.compile(r"\s*(?:\d+\s|\^|$)")
 
-# all white space is taken out before: a terminal breaks lines within words
+# White space is taken out of a message before its numbers are read: a terminal breaks lines within words.
 _SIZE = r"([\d.]+)(bytes|KiB|MiB|GiB|MB|GB)"
-# of each number the words around it, those of newer versions first
+# The words around each number, those of newer versions of PyTorch first.
 NUMBERS = {
     "requested_bytes": (rf"(?:triedto|unableto)allocate{_SIZE}", rf"requested(?:size)?:{_SIZE}"),
     "capacity_bytes": (rf"totalcapaci?tyof{_SIZE}", rf"{_SIZE}totalcapacity", rf"devicelimit:{_SIZE}"),
@@ -88,20 +89,20 @@ _OTHERS = rf"process\d+has{_SIZE}memoryinuse"
 
 @dataclass(frozen=True)
 class Refusal:
-    """The numbers of a message. None: it does not say that.
+    """The numbers of an out-of-memory message. None: the message does not say that.
 
     Attributes:
         requested_bytes: the request that was refused; it may be a small one.
-        capacity_bytes: of the card.
-        free_bytes: of the card, for whoever asks first.
+        capacity_bytes: the card's memory.
+        free_bytes: the part of it that nobody has.
         process_bytes: what this process has of the card: PyTorch's, and CUDA's own context and libraries.
-        others_bytes: of each process that is named by its number. In a container this process may be one of them.
-        allowed_bytes: a limit below the card, as of `torch.cuda.set_per_process_memory_fraction`.
-        allocated_bytes: tensors of this process.
+        others_bytes: what each process has that is named by its number. In a container this process may be one of them.
+        allowed_bytes: a limit below the card, as that of `torch.cuda.set_per_process_memory_fraction`.
+        allocated_bytes: the tensors of this process.
         private_bytes: the part of them that CUDA graphs keep.
-        unallocated_bytes: reserved by PyTorch and not in use: the gaps.
-        place: what the line of code makes that asked, one of PLACES; empty if no traceback says it.
-        messages: how many of its kind the text has; this is the first.
+        unallocated_bytes: what PyTorch has reserved and does not use: the gaps.
+        place: what was made where memory ran out, one of PLACES; empty if no traceback says it.
+        messages: how many messages of its kind the text has; this is the first.
     """
 
     requested_bytes: int | None = None
@@ -119,28 +120,28 @@ class Refusal:
 
     @property
     def reserved_bytes(self) -> int | None:
-        """All that PyTorch has taken from CUDA: tensors and gaps."""
+        """The memory that PyTorch has taken from CUDA: tensors and gaps."""
         if self.allocated_bytes is None or self.unallocated_bytes is None:
             return None
         return self.allocated_bytes + self.unallocated_bytes
 
     @property
     def elsewhere_bytes(self) -> int | None:
-        """Of the card, what is neither free nor PyTorch's: CUDA's context, libraries, and other processes."""
+        """The part of the card that is neither free nor PyTorch's: CUDA's context, libraries, and other processes."""
         if self.capacity_bytes is None or self.free_bytes is None or self.reserved_bytes is None:
             return None
         return max(self.capacity_bytes - self.free_bytes - self.reserved_bytes, 0)
 
     @property
     def whole_bytes(self) -> int | None:
-        """All that there could be: the card, or where nothing is said of one, the limit."""
+        """The most that there could be: the card, or the limit where the message says nothing of a card."""
         if self.capacity_bytes is None:
             return self.allowed_bytes
         return self.capacity_bytes
 
 
 def numbers_in(text: str) -> dict[str, Any]:
-    """The fields of `Refusal`, from the first out-of-memory message in a text.
+    """Return the fields of `Refusal`, from the first out-of-memory message in a text.
 
     Raises:
         ConfigurationError: there is none.
@@ -165,7 +166,7 @@ def _numbers(message: str) -> dict[str, Any]:
     reserved = _size(_RESERVED, message)
     if numbers["unallocated_bytes"] is None and reserved is not None and numbers["allocated_bytes"] is not None:
         numbers["unallocated_bytes"] = max(reserved - numbers["allocated_bytes"], 0)
-    # 0 is what some drivers say of every process
+    # Some drivers say 0 of every process.
     numbers["process_bytes"] = numbers["process_bytes"] or None
     others = re.findall(_OTHERS, message, re.IGNORECASE)
     numbers["others_bytes"] = tuple(_in_bytes(number, unit) for number, unit in others)
@@ -173,7 +174,7 @@ def _numbers(message: str) -> dict[str, Any]:
 
 
 def _size(patterns: tuple[str, ...], message: str) -> int | None:
-    """The number that the first pattern finds which finds one."""
+    """Return the bytes that the first matching pattern finds; None if none matches, or what it finds is no size."""
     for pattern in patterns:
         match = re.search(pattern, message, re.IGNORECASE)
         if match:
@@ -185,12 +186,13 @@ def _size(patterns: tuple[str, ...], message: str) -> int | None:
 
 
 def _in_bytes(number: str, unit: str) -> int:
-    """Of what PyTorch prints: it divides by 1024, also where older versions write MB for it (`MPSAllocator.mm`)."""
+    """Turn a printed size into bytes. PyTorch divides by 1024, also where older versions write MB
+    (`MPSAllocator.mm`)."""
     return int(float(number.strip(".")) * UNITS[unit.replace("MB", "MiB").replace("GB", "GiB")])
 
 
 def _place(before: str) -> str:
-    """Of the innermost line of code before a message that tells what it makes."""
+    """Return what was made where memory ran out, one of PLACES: the innermost line of code that one matches decides."""
     lines = [line for line in before.splitlines() if not OTHER_LINE.match(line)]
     for line in reversed(lines[-LAST_LINES:]):
         for place, pattern in PLACES.items():
@@ -200,7 +202,7 @@ def _place(before: str) -> str:
 
 
 def two_digits(size_bytes: int) -> str:
-    """As the message itself writes it, so that a reader finds the number there."""
+    """Write a size as an out-of-memory message does, so that a reader finds the number there."""
     if size_bytes <= 2**10:
         return f"{size_bytes} bytes"
     for unit in ("KiB", "MiB"):

@@ -1,4 +1,4 @@
-"""Live bytes over a run, by category: what a tracker has seen, or a prediction."""
+"""Live bytes over a run, by category, as a tracker has seen them or a prediction has computed them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ LIVES = ("nbytes", "born", "died", "category", "maker")  # columns of a `TensorT
 
 
 def live_bytes(lives: Mapping[str, NDArray[Any]], events: int) -> NDArray[np.int64]:
-    """Live bytes of each category after every event, of shape (categories, events).
+    """Return the live bytes of each category after every event, of shape (categories, events).
 
     Args:
-        lives: a column each of the storages' `nbytes`, `category`, `born` and `died` (-1: they live). Every event is
-            the birth or the end of exactly one storage, so that no two changes fall together.
+        lives: columns of shape (storages,): `nbytes`, `category`, and the events `born` and `died` (-1: it lives).
+            Every event is the birth or the end of exactly one storage, so that no two changes fall together.
     """
     sizes = lives["nbytes"]
     categories = lives["category"]
@@ -29,7 +29,7 @@ def live_bytes(lives: Mapping[str, NDArray[Any]], events: int) -> NDArray[np.int
 
 
 def phases_of(events: int, starts: Sequence[tuple[int, Phase | None]]) -> tuple[Phase | None, ...]:
-    """The phase of every event, from the pairs (first event, phase)."""
+    """Return the phase of every event, from the pairs (first event, phase)."""
     indices = np.searchsorted([start for start, _ in starts], np.arange(events), side="right") - 1
     return tuple(starts[index][1] for index in indices)
 
@@ -46,7 +46,7 @@ class Timeline:
         return np.asarray(self.live.sum(axis=0))
 
     def peak(self, phase: Phase | None = None) -> int:
-        """Index of the event with most live bytes, of one phase or of all. -1 if the phase has no event."""
+        """Return the index of the event with most live bytes, in one phase or in all; -1 if the phase has no event."""
         inside = np.array([phase is None or phase is other for other in self.phases], dtype=bool)
         if not inside.any():
             return -1
@@ -56,15 +56,17 @@ class Timeline:
         return dict(zip(Category, self.live[:, event].tolist(), strict=True))
 
     def maximum_by_category(self) -> dict[Category, int]:
-        """Each category's own maximum, whenever that was."""
+        """Return each category's own maximum, whenever that was."""
         return dict(zip(Category, self.live.max(axis=1).tolist(), strict=True))
 
 
 @dataclass(frozen=True)
 class TensorTimeline(Timeline):
-    """With the life of every tensor: under each name of `LIVES` a column, as `live_bytes` takes them.
+    """A timeline that knows the life of every tensor.
 
-    `maker` counts in `operations`, which have made the tensors.
+    Attributes:
+        lives: a column under each name of `LIVES`, as `live_bytes` takes them.
+        operations: names of operations; the column `maker` has, for every tensor, the index of the one that made it.
     """
 
     lives: dict[str, NDArray[Any]]

@@ -1,4 +1,4 @@
-"""Attribution: which tensors are alive, since when, and what they are for.
+"""The tracker finds out which tensors are alive, since when, and what they are for.
 
 `StorageTracker` is a `TorchDispatchMode`: it sees every operation's outputs, books each new storage with its size,
 and learns of its end through a weak reference. What a storage was *for* is decided afterwards, when its whole life is
@@ -40,13 +40,14 @@ class Storage:
     died: int | None = None
 
 
-def wrapped(types: Iterable[type]) -> bool:
-    """Whether one of these tensor classes wraps other tensors. Its operations come here again, on the inner tensors."""
+def has_wrapper(types: Iterable[type]) -> bool:
+    """Whether one of these tensor classes wraps other tensors. Its operations are dispatched again, on the inner
+    ones."""
     return any(hasattr(tensor_class, "__tensor_flatten__") for tensor_class in types)
 
 
 class StorageTracker(TorchDispatchMode):
-    """Books every tensor storage created on one device type while the mode is active.
+    """A dispatch mode that books every tensor storage created on one device type while it is active.
 
     Args:
         device_type: only storages on this kind of device are booked, for example `"cpu"`.
@@ -59,8 +60,8 @@ class StorageTracker(TorchDispatchMode):
         refusal: the bytes that this operation would have added, and those alive before it; empty without a cap.
     """
 
-    # torch.compile, and operators that hold graphs, work under the tracker as they do without it: otherwise what is
-    # attributed would not be what is compiled
+    # torch.compile, and operators that hold graphs, work under the tracker as they do without it: otherwise another
+    # program would be tracked than the one that is compiled.
     supports_higher_order_operators = True
 
     @classmethod
@@ -80,12 +81,12 @@ class StorageTracker(TorchDispatchMode):
         self._clock = 0
         self._phase: Phase | None = None
         self._phase_starts: list[tuple[int, Phase | None]] = [(0, None)]
-        # the number of ends is the number of the pass that is open
+        # The clock at the end of each forward pass. How many there are is the number of the pass that is open.
         self._forward_pass_ends: list[int] = []
         self._in_forward_pass = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if wrapped(types):
+        if has_wrapper(types):
             return NotImplemented
         before = self.live_bytes
         try:
@@ -111,6 +112,7 @@ class StorageTracker(TorchDispatchMode):
         return out
 
     def enter_phase(self, phase: Phase | None) -> None:
+        """Let what follows belong to a phase, or to none."""
         self._set_in_forward_pass(False)
         self._phase = phase
         self._phase_starts.append((self._clock, phase))
@@ -128,7 +130,7 @@ class StorageTracker(TorchDispatchMode):
         self._in_forward_pass = inside
 
     def _book(self, tensor: torch.Tensor) -> Storage | None:
-        """The storage of a tensor, booked if it is new; None if it takes no memory of this device."""
+        """Return the storage of a tensor, and book it if it is new; None if it takes no memory of this device."""
         if not self._watches(tensor):
             return None
         memory = tensor.untyped_storage()
@@ -144,9 +146,9 @@ class StorageTracker(TorchDispatchMode):
         self.storages.append(storage)
         self.live_bytes += storage.nbytes
         self._alive[memory._cdata] = storage
-        # the weak reference is to the storage, which outlives the tensor if a view of it does
+        # The weak reference is to the storage, which outlives the tensor if a view of it does.
         weakref.finalize(memory, self._bury, memory._cdata, storage).atexit = False
-        # the shape is that of the tensor that was made; later views may be transposed
+        # Only the tensor that was made with the storage is asked for its shape: later views may be transposed.
         if tensor.ndim >= 2 and tensor.shape[-1] == self.vocabulary_size:
             storage.label = Category.LOGITS_AND_LOSS
         return storage
@@ -157,7 +159,7 @@ class StorageTracker(TorchDispatchMode):
     def _bury(self, key: int, storage: Storage) -> None:
         storage.died = self._tick()
         self.live_bytes -= storage.nbytes
-        if self._alive.get(key) is storage:  # else a new storage has the address already
+        if self._alive.get(key) is storage:  # a new storage may have its address already
             del self._alive[key]
 
     def _tick(self) -> int:
@@ -165,7 +167,7 @@ class StorageTracker(TorchDispatchMode):
         return self._clock - 1
 
     def category(self, storage: Storage) -> Category:
-        """What the storage was for, seen from its end (or from now, while it lives)."""
+        """Decide what a storage was for, by its whole life, or by its life until now."""
         if storage.label is not None:
             return storage.label
         if storage.forward_pass is None or storage.forward_pass >= len(self._forward_pass_ends):
@@ -175,17 +177,18 @@ class StorageTracker(TorchDispatchMode):
         return Category.TEMPORARIES
 
     def lives(self) -> dict[str, Any]:
-        """Of every storage its size, birth, end (-1: it lives), and the category that it turned out to have."""
+        """Return columns of shape (storages,): the size in bytes, the events of birth and end (-1: it lives), and the
+        number of the category that the storage turned out to have."""
         numbers = {category: number for number, category in enumerate(Category)}
         rows = []
         for storage in self.storages:
             died = -1 if storage.died is None else storage.died
             rows.append((storage.nbytes, storage.born, died, numbers[self.category(storage)]))
-        columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T  # also of no rows
+        columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T  # without rows, four empty columns
         return dict(zip(("nbytes", "born", "died", "category"), columns, strict=True))
 
     def timeline(self) -> Timeline:
-        """The whole history so far."""
+        """Return the whole history so far."""
         lives = self.lives()
         events = max(self._clock, 1)  # read after the lives: storages may end meanwhile
         return Timeline(live_bytes(lives, events), phases_of(events, self._phase_starts))

@@ -1,4 +1,4 @@
-"""What is trained: model families, where their weights come from, loading and saving."""
+"""Models: their families, the places of their weights, loading and saving."""
 
 from workbench.models.gpt2 import learning_rate
 from workbench.models.known import PUBLISHED

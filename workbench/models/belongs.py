@@ -1,21 +1,21 @@
-"""Whether what lies in a model's folder belongs together: tokenizer and vocabulary, output layer and embedding."""
+"""Checks that the files of a model belong together: tokenizer and vocabulary, output layer and embedding."""
 
 from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigurationError, in_a_line
-from workbench.base.limits import within
+from workbench.base.limits import call_within
 from workbench.models.family import on_meta
 from workbench.models.source import ModelSource
 
-SAMPLE_S = 30.0  # for the tokens of a short sample, which take milliseconds
-MOSTLY = 0.5  # of a text's tokens: so many unknown ones, and there is nothing to learn
-VOCABULARY_SHARE = 0.9  # of the embeddings that a model's own tokenizer has a token for, at least
+SAMPLE_S = 30.0  # seconds for the tokens of a short sample, which usually take milliseconds
+MOST_UNKNOWN = 0.5  # the largest share of unknown tokens; with more, there is nothing to learn
+VOCABULARY_SHARE = 0.9  # a model's own tokenizer has tokens for at least this share of the embeddings
 SAVE_BOTH = "Save the tokenizer that belongs to the model into its folder."
 
 
 def check_vocabulary(source: ModelSource, config: Any, tokenizer: Any) -> None:
-    """Raises ConfigurationError if the tokenizer can produce ids that the model has no embedding for."""
+    """Raise ConfigurationError if the tokenizer can produce ids that the model has no embedding for."""
     largest_id = max(tokenizer.get_vocab().values(), default=0)
     embeddings = config.get_text_config().vocab_size
     if largest_id >= embeddings:
@@ -26,32 +26,32 @@ def check_vocabulary(source: ModelSource, config: Any, tokenizer: Any) -> None:
 
 
 def check_tokenizer(source: ModelSource, config: Any, tokenizer: Any, sample: str) -> tuple[str, ...]:
-    """Remarks on a tokenizer that may be another model's, and on how much of a sample of the text it does not know.
+    """Return remarks: on signs that the tokenizer is another model's, and on unknown tokens in a sample of the text.
 
     Raises:
-        ConfigurationError: it does not know most of the sample, or does not get through it.
+        ConfigurationError: it does not know most of the sample, fails on it, or takes more than SAMPLE_S.
     """
     try:
-        ids = within(SAMPLE_S, lambda: tokenizer(sample, verbose=False)["input_ids"])
-    except Exception as error:  # whatever an expression of its file, or its own code, leads to
+        ids = call_within(SAMPLE_S, lambda: tokenizer(sample, verbose=False)["input_ids"])
+    except Exception as error:  # an expression in its file, or its own code, may raise anything
         raise ConfigurationError(
             f"model: the tokenizer of {source.name!r} cannot read the text ({in_a_line(error)}). {SAVE_BOTH}"
         ) from None
     unknown = ids.count(tokenizer.unk_token_id) if tokenizer.unk_token_id is not None else 0
-    if not ids or unknown > MOSTLY * len(ids):
+    if not ids or unknown > MOST_UNKNOWN * len(ids):
         raise ConfigurationError(
             f"model: the tokenizer of {source.name!r} does not know the text: {unknown:,} of the "
             f"first {len(ids):,} tokens are {tokenizer.unk_token!r}. Use a text in its language, "
             f"or another model. {SAVE_BOTH}"
         )
-    remarks = [] if source.random else _of_another(config, tokenizer)
+    remarks = [] if source.random else _signs_of_another_model(config, tokenizer)
     if unknown:
         remarks.insert(0, f"model: {unknown:,} of the first {len(ids):,} tokens of the text are unknown to it")
     return tuple(remarks)
 
 
-def _of_another(config: Any, tokenizer: Any) -> list[str]:
-    """Signs that a tokenizer was made for another model."""
+def _signs_of_another_model(config: Any, tokenizer: Any) -> list[str]:
+    """Return a remark for each sign that a tokenizer was made for another model."""
     text = config.get_text_config()
     remarks = []
     if len(tokenizer) < VOCABULARY_SHARE * text.vocab_size:
@@ -70,8 +70,10 @@ def _of_another(config: Any, tokenizer: Any) -> list[str]:
 
 
 def check_head(config: Any, folder: Path) -> None:
-    """Raises ValueError if the files have an output layer of their own, where the config says that it is the embedding:
-    transformers would train both, against the config."""
+    """Raise ValueError if the config ties the output layer to the embedding, and the files have two different ones.
+
+    transformers would train both, against the config.
+    """
     import torch
     from safetensors import safe_open
 

@@ -1,4 +1,4 @@
-"""The files of a model of the hub: in the local cache, all of them there, each proved."""
+"""The files of a model of the hub: they are fetched into the local cache until it is complete, and each is proved."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from workbench.base.hub import (
     repository_info,
 )
 
-# the files at the top of a model's repository that transformers and PEFT read
+# The endings of the files at the top of a model's repository that transformers and PEFT read.
 READ = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".safetensors")
 WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors")
 INDEX = "model.safetensors.index.json"
@@ -32,12 +32,12 @@ TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "s
 
 
 def model_files(address: Address, alternatives: str, *, weights: bool, known_names: Collection[str] = ()) -> Path:
-    """The folder in the cache with the files of a model, all of them there and proved.
+    """Return the folder in the cache that has all files of a model, each of them proved.
 
     Args:
-        alternatives: what works without the hub, for the message.
-        weights: they are needed, too.
-        known_names: names of which one may be meant.
+        alternatives: models that work without the hub, for the message.
+        weights: whether the weights are needed too.
+        known_names: names of models, which the message compares with a name that does not exist.
 
     Raises:
         ConfigurationError: the hub has no such model or revision (one of the known names may be meant), not for this
@@ -48,10 +48,10 @@ def model_files(address: Address, alternatives: str, *, weights: bool, known_nam
     lacking = _lacking(address, cached, weights)
     if lacking or not is_given_up(address):
         try:
-            cached = _fetched(address, repository_info(address), cached, weights)
-        except Exception as error:  # of the hub, the network, the disk or the settings
+            cached = _fetch_missing(address, repository_info(address), cached, weights)
+        except Exception as error:  # the hub, the network, the disk or the settings may fail
             if lacking or isinstance(error, WorkbenchError):
-                cached = _in_cache(address)  # where some files may be by now
+                cached = _in_cache(address)  # some files may have come before the error
                 partly = _lacking(address, cached, weights) if cached.is_dir() else ""
                 raise hub_error(address, error, "model:", alternatives, partly, known_names) from None
             give_up(address, "model", error)
@@ -60,16 +60,21 @@ def model_files(address: Address, alternatives: str, *, weights: bool, known_nam
 
 
 def _in_cache(address: Address) -> Path:
-    """Where the cache has the files that the hub last named; there may be none."""
+    """Return the folder where the cache has the files of the commit that the hub last named; it may not exist."""
     return repository_folder(address) / "snapshots" / (commit_of(address) or "none")
 
 
-def _fetched(address: Address, info: Any, cached: Path, weights: bool) -> Path:
-    """The folder in the cache, after what it lacks has been fetched."""
+def _fetch_missing(address: Address, info: Any, cached: Path, weights: bool) -> Path:
+    """Fetch the files that the cache lacks, and return their folder there.
+
+    Args:
+        info: the hub's description of the repository.
+        cached: the folder that the cache has of it; the description may name a newer commit.
+    """
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
     names = {file.rfilename for file in info.siblings}
-    wanted = _wanted(names, weights)
+    wanted = _select_files(names, weights)
     if not wanted:
         raise ConfigurationError(
             f"model: {str(address)!r} on the hub has no config.json, so it is not a model that "
@@ -81,13 +86,13 @@ def _fetched(address: Address, info: Any, cached: Path, weights: bool) -> Path:
         if not (cached / name).is_file():
             fetch(address, name, cached.name)
     if _lacking(address, cached, weights) == TOKENIZERS[0] and not names & {*TOKENIZERS}:
-        with suppress(RemoteEntryNotFoundError):  # the cache takes a note of that
+        with suppress(RemoteEntryNotFoundError):  # the cache notes that the hub has no such file
             fetch(address, TOKENIZERS[0], cached.name)
     return cached
 
 
-def _wanted(names: set[str], weights: bool) -> list[str]:
-    """The files to fetch of those that a repository has; the config first. Empty: it is no model's."""
+def _select_files(names: set[str], weights: bool) -> list[str]:
+    """Return the files of a repository that are needed, the config first. Empty: it has no config, so no model."""
     configs = sorted(names & CONFIGS)
     others = []
     for name in sorted(names - CONFIGS):
@@ -100,14 +105,14 @@ def _wanted(names: set[str], weights: bool) -> list[str]:
 
 
 def _lacking(address: Address, folder: Path, weights: bool) -> str:
-    """The first file that a model needs and the cache has not; or empty."""
+    """Return the name of a file that a model needs and the cache does not have; empty if it has all."""
     from huggingface_hub import try_to_load_from_cache
 
     names = {path.name for path in folder.glob("*") if path.is_file()}
     if not names & CONFIGS:
         return "config.json"
     needed = _weights_needed(folder, names) if weights else set()
-    # None: not in the cache; another object than a path: noted there as missing on the hub
+    # None: the cache does not have the file. An object that is no path: the cache has noted that the hub has none.
     noted = try_to_load_from_cache(address.repository, TOKENIZERS[0], revision=folder.name)
     if noted is None and not names & {*TOKENIZERS, ADAPTER}:
         needed.add(TOKENIZERS[0])
@@ -115,6 +120,7 @@ def _lacking(address: Address, folder: Path, weights: bool) -> str:
 
 
 def _weights_needed(folder: Path, names: set[str]) -> set[str]:
+    """Return the names of the files of weights, as the index says, or else the usual ones."""
     if ADAPTER in names:
         return {"adapter_model.safetensors"}
     if INDEX not in names or WHOLE in names:

@@ -1,13 +1,14 @@
-"""What techniques must know of a kind of causal language model, read from a model of its config that has no memory."""
+"""Facts about a kind of causal language model that techniques need, read from a model on the meta device."""
 
 import re
 from dataclasses import dataclass
 from typing import Any
 
-MOST_POSITIONS = 2**20  # the longest sequence of a recipe: where a model has no limit of its own
+MOST_POSITIONS = 2**20  # tokens in the longest sequence of a recipe, for models that have no limit themselves
+# The names of settings that are rates of dropout: in the model itself, not in its classifier or summary.
 DROPOUT = re.compile(r"(?!classifier|summary|layer).*drop(out)?(_prob)?")
 WRITTEN_OUT = "gelu_new"  # an activation that transformers computes step by step in Python
-FUSED = "gelu_pytorch_tanh"  # the same formula as one kernel
+FUSED = "gelu_pytorch_tanh"  # one kernel for the same formula
 
 
 @dataclass(frozen=True)
@@ -15,12 +16,13 @@ class ModelFamily:
     """The facts about one kind of model.
 
     Attributes:
-        model_type: what its config calls it.
-        dropout_fields: of the config.
+        model_type: the name of the kind in its config.
+        dropout_fields: the names of the config's settings that are rates of dropout.
         fused_activation: settings of the config that make the MLP's activation one kernel; empty if it is one already.
-        matrices: what adapters may change, by the last part of their names, each with the shortest side that a matrix
-            of this name has; the head is not among them.
-        matrices_are_transposed: stored (in, out) as transformers' `Conv1D` does, not (out, in) as `torch.nn.Linear`.
+        matrices: the matrices that adapters may change, without the head. The key is the last part of a matrix's name,
+            the value the shortest side of all matrices of this name.
+        matrices_are_transposed: they are stored (in, out), as `Conv1D` of transformers does, and not (out, in), as
+            `torch.nn.Linear` does.
     """
 
     model_type: str
@@ -30,22 +32,25 @@ class ModelFamily:
     matrices_are_transposed: bool
 
 
-_families: dict[str, ModelFamily] = {}  # by the whole config
+_families: dict[str, ModelFamily] = {}  # the key is the whole config as JSON
 
 
 def family_of(config: Any) -> ModelFamily:
-    """The facts about the models of this config. The first time, a model is made of it on the meta device."""
+    """Return the facts about the models of a config. The first time, such a model is built on the meta device."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     key = f"{type(config).__name__} {config.to_json_string(use_diff=False)}"
     if key not in _families:
-        with _disable_current_modes():  # no tracker sees this model
-            _families[key] = _read(config, on_meta(config))
+        with _disable_current_modes():  # no tracker counts this model
+            _families[key] = _read_family(config, on_meta(config))
     return _families[key]
 
 
 def on_meta(config: Any) -> Any:
-    """The model of a config on the meta device, where it takes no memory. Raises whatever is wrong with the config."""
+    """Build the model of a config on the meta device, where it takes no memory.
+
+    Raises whatever transformers raises if something is wrong with the config.
+    """
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
@@ -55,9 +60,9 @@ def on_meta(config: Any) -> Any:
 
 
 def positions(config: Any) -> int:
-    """The most tokens that a sequence may have."""
+    """Return the largest number of tokens that a sequence may have in such a model."""
     text = config.get_text_config()
-    for name in ("max_position_embeddings", "max_seq_len"):  # the second is MPT's
+    for name in ("max_position_embeddings", "max_seq_len"):  # MPT has the second name
         limit: int | None = getattr(text, name, None)
         if limit:
             return limit
@@ -65,12 +70,12 @@ def positions(config: Any) -> int:
 
 
 def dropout_fields(config: Any) -> tuple[str, ...]:
-    """The names of the config's settings that are rates of dropout."""
+    """Return the names of the config's settings that are rates of dropout."""
     settings = vars(config.get_text_config()).items()
     return tuple(name for name, value in settings if DROPOUT.fullmatch(name) and isinstance(value, int | float))
 
 
-def _read(config: Any, model: Any) -> ModelFamily:
+def _read_family(config: Any, model: Any) -> ModelFamily:
     import torch
     from transformers.pytorch_utils import Conv1D
 

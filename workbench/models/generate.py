@@ -6,9 +6,10 @@ from workbench.models.load import quiet
 
 
 def generate(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
-    """Continue a prompt, sampled at temperature 0.8 from the 50 likeliest tokens under a fixed seed.
+    """Continue a prompt by `tokens` tokens, and return the whole text.
 
-    That the model has positions for prompt and continuation is asked before anything is loaded (`check_sample`).
+    Each token is drawn from the 50 likeliest at temperature 0.8, under a fixed seed. `check_sample` has made sure,
+    before anything was loaded, that the model has positions for prompt and continuation.
     """
     import torch
 

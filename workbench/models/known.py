@@ -4,15 +4,15 @@ import difflib
 from typing import Any
 
 from workbench.base.errors import ConfigurationError
-from workbench.base.paths import beside
+from workbench.base.paths import read_beside
 from workbench.models.family import dropout_fields
 
-PUBLISHED: dict[str, dict[str, Any]] = beside(__file__, "known.toml")
+PUBLISHED: dict[str, dict[str, Any]] = read_beside(__file__, "known.toml")
 
-# how the names of parts begin that make a model more than one of texts
+# The beginnings of the names of parts that make a model more than a text model.
 SENSES = ("vision", "audio", "image")
 
-# what numbers of a config can be, by their usual names; ends included
+# The ranges, ends included, of numbers in a config, by their usual names.
 RANGES: dict[str, tuple[float, float]] = {
     "num_hidden_layers": (1, 1_000),
     "initializer_range": (0, 10),
@@ -27,11 +27,14 @@ RANGES: dict[str, tuple[float, float]] = {
 
 
 def check_kind(name: str, written: dict[str, Any]) -> None:
-    """Refuse a config.json, as `written`, of which no decoder of transformers can be made.
+    """Refuse a config.json from which transformers cannot build a decoder.
+
+    Args:
+        written: the contents of the file.
 
     Raises:
-        ConfigurationError: it is of another kind of model, or of one that this transformers does not have.
-        ValueError: it does not say of which kind it is.
+        ConfigurationError: the model is of another kind, or of one that this version of transformers does not have.
+        ValueError: the file does not name a kind.
     """
     from transformers import CONFIG_MAPPING, __version__
     from transformers.models.auto import modeling_auto as auto
@@ -62,9 +65,9 @@ def check_kind(name: str, written: dict[str, Any]) -> None:
 
 
 def check_parts(name: str, config: Any) -> None:
-    """Raises ConfigurationError for a model that is more than its text model, or that is quantized."""
+    """Raise ConfigurationError for a model that has other parts than a text model, or that is quantized."""
     others = sorted(part for part in config.sub_configs if part != "text_config")
-    # a few have their text model's settings among their own
+    # A few models with other parts have their text model's settings among their own, so that the names decide.
     if config.get_text_config() is not config or any(part.startswith(SENSES) for part in others):
         raise ConfigurationError(
             f"model: {name!r} is a {config.model_type!r}: a text model with other parts "
@@ -82,9 +85,9 @@ def check_parts(name: str, config: Any) -> None:
 
 
 def check_ranges(config: Any) -> None:
-    """Raises ValueError for a number that no model can have."""
+    """Raise ValueError for a number that no model can have."""
     text = config.get_text_config()
-    other_names = getattr(text, "attribute_map", {})  # GPT-2 calls its hidden_size n_embd
+    other_names = getattr(text, "attribute_map", {})  # GPT-2, for example, calls its hidden_size n_embd
     ranges = RANGES | dict.fromkeys(dropout_fields(config), (0, 1))
     for usual_name, (low, high) in ranges.items():
         name = other_names.get(usual_name, usual_name)

@@ -1,4 +1,4 @@
-"""A located model, its config and its tokenizer, loaded; and saved so that it can be loaded again."""
+"""Loading a located model, its config and its tokenizer; and saving them so that they can be loaded again."""
 
 import copy
 import warnings
@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from workbench.base.errors import ConfigurationError, UnavailableError, explained
+from workbench.base.errors import ConfigurationError, UnavailableError, explain_errors
 from workbench.models.belongs import check_head
 from workbench.models.download import TOKENIZERS
 from workbench.models.family import family_of, on_meta
@@ -19,30 +19,33 @@ from workbench.models.source import EMBEDDED, ModelSource, base_of, locate, virt
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-# arguments of `from_pretrained` that `from_config` takes, too
-BUILT = ("dtype", "attn_implementation")
+# Arguments of `from_pretrained` that `from_config` takes too: they need no weights.
+BUILD_ARGUMENTS = ("dtype", "attn_implementation")
 
 
 def load_config(source: ModelSource) -> "PreTrainedConfig":
-    """The model's config. Raises ConfigurationError if it is not a decoder's, or no model can be made with it."""
+    """Load the config of a model. Raises ConfigurationError if it is not a decoder's, or no model can be built of
+    it."""
     from transformers import AutoConfig, PreTrainedConfig
 
     if source.adapter:
         return load_config(base_of(source))
     cure = "Correct it, or save config.json again with save_pretrained()."
-    with explained(f"model: the config of {source.name!r} cannot be used", cure):
+    with explain_errors(f"model: the config of {source.name!r} cannot be used", cure):
         if source.random and source.location in PUBLISHED:
             return AutoConfig.for_model(**PUBLISHED[source.location])
         check_kind(source.name, PreTrainedConfig.get_config_dict(source.location)[0])
         config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, trust_remote_code=False)
         check_ranges(config)
         check_parts(source.name, config)
-        family_of(config)  # makes a model of it without memory, which finds all else that is wrong
+        family_of(config)  # builds a model without memory, which finds every other fault
     return config
 
 
 def check_trainable(source: ModelSource, config: "PreTrainedConfig") -> None:
-    """Load the weights where they take no memory: their names and shapes have to be those of the config or base.
+    """Check that names and shapes of the weights are those of the config, or an adapter's those of its base.
+
+    They are loaded on the meta device, where they take no memory.
 
     Raises:
         ConfigurationError: they are not; transformers and PEFT would fill what is missing at random, and drop the rest.
@@ -59,12 +62,12 @@ def check_trainable(source: ModelSource, config: "PreTrainedConfig") -> None:
         )
     partner = "base" if source.adapter else "config"
     cure = f"Copy or save weights and {partner} again, together, with save_pretrained()."
-    with quiet(), explained(f"model: the weights of {source.name!r} do not suit its {partner}", cure):
+    with quiet(), explain_errors(f"model: the weights of {source.name!r} do not suit its {partner}", cure):
         if source.adapter:
             check_trainable(base_of(source), config)
             with torch.device("meta"):
                 model = PeftModel.from_pretrained(on_meta(config), source.location, low_cpu_mem_usage=True)
-                # loaded a second time, because only this returns a report
+                # Load it a second time, because only this function returns a report.
                 report = model.load_adapter(source.location, "default", low_cpu_mem_usage=True)
             _compare(report._asdict())
         elif not source.random:
@@ -75,10 +78,14 @@ def check_trainable(source: ModelSource, config: "PreTrainedConfig") -> None:
 
 
 def _compare(report: dict[str, Any]) -> None:
-    """Raises ValueError if weights are missing, too many, or of other shapes."""
+    """Raise ValueError if weights are missing, too many, or of other shapes.
+
+    Args:
+        report: the differences that loading has found, as transformers and PEFT name them.
+    """
     faults = [f"{name!r} is missing" for name in sorted(report["missing_keys"])]
     for name in sorted(report["unexpected_keys"]):
-        if not name.endswith(".attn.masked_bias"):  # in old files of GPT-2, and of no use
+        if not name.endswith(".attn.masked_bias"):  # old files of GPT-2 have these, and nothing uses them
             faults.append(f"{name!r} is too much")
     for name, shape, wanted in sorted(report.get("mismatched_keys", ())):
         faults.append(f"{name!r} has the shape {[*shape]}, not {[*wanted]}")
@@ -87,7 +94,7 @@ def _compare(report: dict[str, Any]) -> None:
 
 
 def load_tokenizer(source: ModelSource) -> Any:
-    """The model's tokenizer; where it brings none, an embedded one: GPT-2's, or gpt2-tiny's for a small vocabulary."""
+    """Load the model's tokenizer. A GPT-2 without one gets an embedded one: GPT-2's, or gpt2-tiny's."""
     from transformers import AutoTokenizer, PreTrainedConfig
 
     folder = Path(source.location)
@@ -104,26 +111,26 @@ def load_tokenizer(source: ModelSource) -> Any:
             )
         return gpt2_tokenizer()
     if all(name.endswith(".model") for name in tokenizers) and not find_spec("sentencepiece"):
-        # transformers would ask for tiktoken
+        # The message of transformers would name tiktoken.
         raise UnavailableError(
             f"model: the tokenizer of {source.name!r} needs the package sentencepiece. Install it: "
             "pip install sentencepiece"
         )
     cure = "Save it again with save_pretrained()."
-    with explained(f"model: the tokenizer of {source.name!r} cannot be read", cure):
+    with explain_errors(f"model: the tokenizer of {source.name!r} cannot be read", cure):
         return AutoTokenizer.from_pretrained(source.location, trust_remote_code=False)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the libraries' remarks and progress bars, which a user of the workbench can do nothing about."""
+    """Silence the libraries' remarks and progress bars, about which a user of the workbench can do nothing."""
     import datasets
     from transformers.utils import logging as transformers_logging
 
     with ExitStack() as restore, warnings.catch_warnings():
         restore.callback(transformers_logging.set_verbosity, transformers_logging.get_verbosity())
         transformers_logging.set_verbosity_error()
-        # inside another `quiet` the bars are off already, and stay so when this one ends
+        # Inside another `quiet` the bars are off already, and have to stay so when this one ends.
         if transformers_logging.is_progress_bar_enabled():
             restore.callback(transformers_logging.enable_progress_bar)
             transformers_logging.disable_progress_bar()
@@ -136,33 +143,36 @@ def quiet() -> Iterator[None]:
 
 
 def load_model(source: ModelSource, config: "PreTrainedConfig", **arguments: Any) -> "PreTrainedModel":
-    """The model, in fp32 unless `dtype` says otherwise, on the CPU unless `device_map` says otherwise.
+    """Load a model, in fp32 unless `dtype` says otherwise, on the CPU unless `device_map` says otherwise.
 
-    An adapter is merged into its base; one of virtual tokens cannot be, and stays beside it. As with `from_pretrained`,
-    an argument that is a setting of the config, for example `activation_function`, changes that, in a copy.
+    An adapter is merged into its base. One of virtual tokens cannot be merged, and stays beside it.
+
+    Args:
+        arguments: those of `from_pretrained`. As there, one that is a setting of the config, for example
+            `activation_function`, changes the model's copy of the config.
     """
-    config, arguments = settled(config, {"dtype": "float32", **arguments})
-    built = {name: value for name, value in arguments.items() if name in BUILT}
+    config, arguments = apply_to_config(config, {"dtype": "float32", **arguments})
+    built = {name: value for name, value in arguments.items() if name in BUILD_ARGUMENTS}
     with quiet():
         if not (source.random or source.adapter):
             model: PreTrainedModel = _from_checkpoint(source, config, arguments)
         else:
-            model = _new(config, built) if source.random else _with_adapter(source, config, built)
+            model = _build_new(config, built) if source.random else _load_with_adapter(source, config, built)
             if arguments.keys() > built.keys():
-                # once more, for arguments that act on loading, as quantization does
+                # Load it once more for arguments that act on loading, such as quantization.
                 model = type(model).from_pretrained(None, config=config, state_dict=model.state_dict(), **arguments)
-    # GPT-2's class sets none: the Trainer would then count T predictions in a sequence of T tokens, not T - 1, and
-    # divide the loss by too much (transformers 5.23, `Trainer._get_num_items_in_batch`)
+    # GPT-2's class sets no loss type. Without one, the Trainer counts T predictions in a sequence of T tokens, not
+    # T - 1, and divides the loss by too much (transformers 5.23, `Trainer._get_num_items_in_batch`).
     model.loss_type = "ForCausalLM"
     return model
 
 
-def settled(config: "PreTrainedConfig", arguments: dict[str, Any]) -> tuple["PreTrainedConfig", dict[str, Any]]:
-    """A copy of the config with those arguments that are settings of it, and the other arguments."""
+def apply_to_config(config: "PreTrainedConfig", arguments: dict[str, Any]) -> tuple["PreTrainedConfig", dict[str, Any]]:
+    """Return a copy of the config that has the arguments that are its settings, and the other arguments."""
     settings = {}
     others = {}
     for name, value in arguments.items():
-        if name not in BUILT and hasattr(config, name):
+        if name not in BUILD_ARGUMENTS and hasattr(config, name):
             settings[name] = value
         else:
             others[name] = value
@@ -178,33 +188,36 @@ def _from_checkpoint(source: ModelSource, config: "PreTrainedConfig", arguments:
     return AutoModelForCausalLM.from_pretrained(source.location, trust_remote_code=False, **arguments)
 
 
-def _new(config: "PreTrainedConfig", arguments: dict[str, Any]) -> Any:
-    """New weights under a fixed seed, so that `random:gpt2` is one definite model, cast to `dtype` afterwards."""
+def _build_new(config: "PreTrainedConfig", arguments: dict[str, Any]) -> Any:
+    """Build a model with new weights, drawn under a fixed seed, so that `random:gpt2` is one definite model."""
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        # the random numbers are drawn in fp32, whatever `dtype` is, so that they are the same
+        # Draw the weights in fp32 and cast them afterwards, so that they are the same numbers for each `dtype`.
         model = cast("Any", AutoModelForCausalLM).from_config(config, **{**arguments, "dtype": "float32"})
         return model.to(getattr(torch, arguments["dtype"]))
 
 
-def _with_adapter(source: ModelSource, config: "PreTrainedConfig", arguments: dict[str, Any]) -> Any:
-    """The base model with the adapter merged into its weights, or with its virtual tokens before every text."""
+def _load_with_adapter(source: ModelSource, config: "PreTrainedConfig", arguments: dict[str, Any]) -> Any:
+    """Load the base model with the adapter merged into its weights, or with its virtual tokens before every text."""
     from peft import PeftModel
 
     base = load_model(base_of(source), config, **arguments)
     adapted = PeftModel.from_pretrained(base, source.location)
     if virtual_tokens(source):
         return adapted
-    # PEFT froze the base; the merged model may be trained again
+    # PEFT froze the base; all of the merged model can be trained.
     return adapted.merge_and_unload().requires_grad_(True)
 
 
 def count_parameters(model: "PreTrainedModel") -> tuple[int, int]:
-    """(all, trainable). A weight of bitsandbytes counts as the numbers it stands for, not as the bytes they are in; one
-    that DeepSpeed has parted, which is empty here, as the whole."""
+    """Return the numbers of all parameters and of those that are trained.
+
+    A quantized weight of bitsandbytes counts as the numbers that it stands for, not as the bytes that hold them. One
+    that DeepSpeed has cut into shards, which is empty here, counts as the whole.
+    """
     total = 0
     trainable = 0
     for parameter in model.parameters():
@@ -217,7 +230,7 @@ def count_parameters(model: "PreTrainedModel") -> tuple[int, int]:
 
 
 def storage_type(model: "PreTrainedModel") -> str:
-    """The type in which the weights are stored: `float32`, or `nf4 + float32` where bitsandbytes quantized some."""
+    """Return the type in which the weights are stored: `float32`, or `nf4 + float32` where some are quantized."""
     states = [getattr(parameter, "quant_state", None) for parameter in model.parameters()]
     quantized = sorted({str(state.quant_type) for state in states if state is not None})
     return " + ".join([*quantized, str(model.dtype).removeprefix("torch.")])
@@ -226,7 +239,7 @@ def storage_type(model: "PreTrainedModel") -> str:
 def save_model(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", source: ModelSource, form: str, folder: Path
 ) -> None:
-    """Write a model that `load` reads again.
+    """Write a model into a folder from which it can be loaded again.
 
     Args:
         form: `"merged"` writes whole weights, an adapter folded in; `"adapter"` writes the adapter alone.
@@ -243,7 +256,7 @@ def save_model(
         model = cast("Any", model).merge_and_unload()
     elif adapted:
         for config in cast("Any", model).peft_config.values():
-            # how a recipe calls the base, and not a folder of the cache
+            # Name the base as a recipe does, and not by its folder in the cache.
             config.base_model_name_or_path = source.address.repository if source.address else source.name
             config.revision = (source.address and source.address.revision) or None
     with quiet():

@@ -1,4 +1,4 @@
-"""What a model name means: embedded, a folder, the hub, or new weights from a config. Nothing is loaded here."""
+"""The meaning of a model's name: embedded, a folder, the hub, or new weights from a config. Nothing is loaded here."""
 
 import json
 import os
@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from workbench.base.device import emulated
-from workbench.base.errors import ConfigurationError, explained
+from workbench.base.device import current_emulated_gpu
+from workbench.base.errors import ConfigurationError, explain_errors
 from workbench.base.hub import Address, address_of
 from workbench.base.paths import MODELS
 from workbench.models.download import ADAPTER, CONFIGS, INDEX, READ, WHOLE, model_files
@@ -20,9 +20,9 @@ EMBEDDED = "gpt2-tiny"
 
 RANDOM = "random:"
 FLOATS = ("F64", "F32", "F16", "BF16")  # types of numbers in a file of safetensors
-POINTER = b"version https://git-lfs"  # with which a file begins that stands for another
-GPT2_POSITIONS = 1024  # what transformers takes where a config says nothing
-OF_OTHERS = {  # files that tell what a folder without a config is
+POINTER = b"version https://git-lfs"  # the beginning of a file of Git LFS that stands for the file itself
+GPT2_POSITIONS = 1024  # transformers' default where a GPT-2's config says nothing
+OF_OTHERS = {  # files by which a folder without a config can be told to be something else
     "*.gguf": "a file of llama.cpp's, which is not read",
     "modules.json": "that of a sentence-transformers model, which makes vectors",
     "model_index.json": "that of a pipeline of diffusers, which makes pictures",
@@ -32,12 +32,14 @@ OF_OTHERS = {  # files that tell what a folder without a config is
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from.
+    """The place that a model comes from.
 
     Attributes:
+        name: the name that was typed.
         location: a folder, or the name of a published model of which only the config is known.
-        random: config only, new weights.
-        address: on the hub, if the folder is in its cache.
+        random: only the config is used, with new weights.
+        adapter: the folder has an adapter of PEFT's, and not a whole model.
+        address: the address on the hub, if the folder is in its cache; else None.
     """
 
     name: str
@@ -48,13 +50,16 @@ class ModelSource:
 
 
 def resolve_auto(name: str, device_type: str) -> str:
-    """`auto` becomes the name of a model, and a printed sentence says which and why."""
+    """Return the model that `auto` stands for on such a device, and print a sentence that says which and why.
+
+    Any other name is returned as it is.
+    """
     if name != "auto":
         return name
     if device_type == "cpu":
         chosen = EMBEDDED
         reason = "embedded, 2.8 M parameters, because this machine has no GPU"
-    elif emulated():
+    elif current_emulated_gpu():
         chosen = f"{RANDOM}gpt2"
         reason = "124 M new parameters: an emulated GPU computes nothing with weights"
     else:
@@ -71,41 +76,51 @@ def locate(name: str) -> ModelSource:
         ConfigurationError: a name of no known form, or a folder without a model.
         UnavailableError: a hub model that is not in the cache, while the hub cannot be reached.
     """
-    return _located(name, random=name.startswith(RANDOM))
+    return _locate(name, random=name.startswith(RANDOM))
 
 
-def _located(name: str, random: bool) -> ModelSource:
-    """Raises as `locate`, and calls the model by the `name` that was typed; `random`: no weights are asked for."""
+def _locate(name: str, random: bool) -> ModelSource:
+    """Do the work of `locate`. `random`: no weights are asked for, whatever the name says."""
     plain = name.removeprefix(RANDOM)
     if plain == EMBEDDED:
         return ModelSource(name, str(MODELS / EMBEDDED), random)
     if random and plain in PUBLISHED:
         return ModelSource(name, plain, random)
-    # `os.path` takes any text at all, which `pathlib` does not
+    # `os.path` takes any text; `pathlib` would raise an error for some.
     folder = os.path.expanduser(plain)
     if plain and os.path.isdir(folder):
         _check_which(plain)
-        return _folder(name, Path(folder), random, f"the folder {name!r}")
+        return _source_in_folder(name, Path(folder), random, f"the folder {name!r}")
     sizes = [RANDOM + size for size in PUBLISHED if "/" not in size]
     cure = f"Known without a download: {EMBEDDED}, {', '.join(sizes)}. Of the hub: owner/name, owner/name@revision."
-    with explained(f"model: {name!r:.90} is neither an existing folder nor a hub id", cure):
+    with explain_errors(f"model: {name!r:.90} is neither an existing folder nor a hub id", cure):
         address = address_of(plain, "model")
     if random and str(address) in PUBLISHED:
         return ModelSource(name, str(address), random)
     alternatives = f"{EMBEDDED} (embedded) or {RANDOM}gpt2 (no download)"
     folder_in_cache = model_files(address, alternatives, weights=not random, known_names=PUBLISHED)
-    return replace(_folder(name, folder_in_cache, random, f"{name!r} on the hub"), address=address)
+    return replace(_source_in_folder(name, folder_in_cache, random, f"{name!r} on the hub"), address=address)
 
 
-def _folder(name: str, folder: Path, random: bool, place: str) -> ModelSource:
-    names = _readable(folder, random)
+def _source_in_folder(name: str, folder: Path, random: bool, place: str) -> ModelSource:
+    """Check the files of a model in a folder.
+
+    Args:
+        name: the model's name, as it was typed.
+        random: no weights are needed.
+        place: the folder, for messages.
+
+    Raises:
+        ConfigurationError: a file is missing, cannot be read, or is damaged.
+    """
+    names = _list_files(folder, random)
     adapter = ADAPTER in names
     if not adapter and "config.json" not in names:
         raise ConfigurationError(f"model: {place} has no config.json. {_other_contents(folder)}")
     has_weights = any(file_name.endswith(".safetensors") for file_name in names)
     if not (adapter or random or has_weights):
         config: Any = None
-        with suppress(ValueError, OSError):  # what is wrong with it is said when it is read
+        with suppress(ValueError, OSError):  # the message below does for a broken config too
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if isinstance(config, dict) and isinstance(config.get("model_type"), str):
             check_kind(name, config)
@@ -123,10 +138,10 @@ def _folder(name: str, folder: Path, random: bool, place: str) -> ModelSource:
 
 
 def _check_which(name: str) -> None:
-    """A folder whose name may be a model's on the hub, too, is taken, as `from_pretrained` does; a line says so.
+    """Print that the folder is taken, if its name may be a model's on the hub too. `from_pretrained` takes it as well.
 
     Raises:
-        ConfigurationError: the name is that of a size of GPT-2: what is known and recorded of these is the hub's.
+        ConfigurationError: the name is that of a size of GPT-2: recorded figures of these are of the hub's model.
     """
     if name in PUBLISHED and "/" not in name:
         raise ConfigurationError(
@@ -138,7 +153,7 @@ def _check_which(name: str) -> None:
 
 
 def _other_contents(folder: Path) -> str:
-    """The cure for a folder that is no model's, by what is in it."""
+    """Return the cure for a folder that is no model's, by what is in it."""
     inner = sorted(path.parent for name in CONFIGS for path in folder.glob(f"*/{name}"))
     for pattern, meaning in OF_OTHERS.items():
         for path in sorted(folder.glob(pattern)):
@@ -146,15 +161,19 @@ def _other_contents(folder: Path) -> str:
     return f"One of its folders has: give {inner[-1]}" if inner else "Give the folder of a saved model."
 
 
-def _readable(folder: Path, random: bool) -> set[str]:
-    """The names of the files that loading looks for; of new weights none is read."""
+def _list_files(folder: Path, random: bool) -> set[str]:
+    """Return the names of the files that loading may read, and check that it can.
+
+    Args:
+        random: weights are not read, so that they need no check.
+    """
     cure = "Put the files themselves there, and give yourself the right to read them."
-    with explained(f"model: the folder {folder} cannot be used", cure):
+    with explain_errors(f"model: the folder {folder} cannot be used", cure):
         paths = [path for path in sorted(folder.iterdir()) if path.suffix in READ]
         for path in paths:
             if random and path.suffix == ".safetensors":
                 continue
-            # a pipe, for example, would never end
+            # Only regular files: to read a pipe, for example, would never end.
             if not path.is_file() or not os.access(path, os.R_OK):
                 raise ValueError(f"{path.name} is not a file that can be read")
             with path.open("rb") as file:
@@ -164,19 +183,22 @@ def _readable(folder: Path, random: bool) -> set[str]:
 
 
 def _refuse_damaged(folder: Path, names: set[str]) -> None:
-    """Raises ConfigurationError for weights that are cut off, or an index that leads out of the folder."""
+    """Raise ConfigurationError for weights that are cut off, or an index that leads out of the folder."""
     from safetensors import safe_open
 
     cure = "Copy or save it again."
     for name in sorted(names):
         if name.endswith(".safetensors"):
             path = folder / name
-            # opening is enough: the header says how long the file has to be
-            with explained(f"model: {path} is damaged or cut off", cure), safe_open(path, framework="numpy") as file:
+            # Opening is enough to find a file that is cut off: the header says how long it has to be.
+            with (
+                explain_errors(f"model: {path} is damaged or cut off", cure),
+                safe_open(path, framework="numpy") as file,
+            ):
                 for key in sorted(file.keys()):
                     _refuse_numbers(key, file.get_slice(key).get_dtype(), path)
     if INDEX in names and WHOLE not in names:
-        with explained(f"model: {folder / INDEX} does not fit its folder", cure):
+        with explain_errors(f"model: {folder / INDEX} does not fit its folder", cure):
             index = json.loads((folder / INDEX).read_text("utf-8"))
             elsewhere = set(index["weight_map"].values()) - names
             if elsewhere:
@@ -184,8 +206,10 @@ def _refuse_damaged(folder: Path, names: set[str]) -> None:
 
 
 def _refuse_numbers(name: str, number_type: str, path: Path) -> None:
-    """Raises ConfigurationError for weights in integers or in 8 bits, which `from_pretrained` takes for what they say
-    without the scales that belong to them."""
+    """Raise ConfigurationError for weights in integers or in 8 bits.
+
+    `from_pretrained` would load them without the scales that belong to them.
+    """
     if name.endswith("weight") and number_type not in FLOATS:
         raise ConfigurationError(
             f"model: {path} has {name!r} in {number_type}: these weights are quantized, and cannot "
@@ -195,31 +219,33 @@ def _refuse_numbers(name: str, number_type: str, path: Path) -> None:
 
 
 def locate_config(name: str) -> ModelSource:
-    """Like `locate`, for a model of which only the config is needed: no weights, and the hub is asked for none of the
-    published sizes. Raises as `locate` does."""
+    """Find a model of which only the config is needed. For published sizes the hub is not asked.
+
+    Raises as `locate` does.
+    """
     plain = name.removeprefix(RANDOM)
     if plain in PUBLISHED:
         return ModelSource(name, plain, random=True)
     if plain and os.path.exists(os.path.join(os.path.expanduser(plain), ADAPTER)):
         return locate_config(base_of(locate(plain)).name)
-    # that of a model with new weights is looked for in the same place, and no weights are asked for
-    return _located(name, random=True)
+    # The config is in the same place as for new weights, for which no weights are needed.
+    return _locate(name, random=True)
 
 
 def is_gpt2(name: str) -> bool:
-    """It is a size of GPT-2, whose config and tokenizer come with the workbench, and no folder of that name."""
+    """Whether the name is a size of GPT-2, whose config and tokenizer come with the workbench, and no folder's."""
     return "/" not in name and name in PUBLISHED and not os.path.isdir(name)
 
 
 def _adapter_config(source: ModelSource) -> Any:
     from peft import PeftConfig
 
-    with explained(f"model: the adapter_config.json of {source.name!r} cannot be read", "Save the adapter again."):
+    with explain_errors(f"model: the adapter_config.json of {source.name!r} cannot be read", "Save the adapter again."):
         return PeftConfig.from_pretrained(source.location)
 
 
 def base_of(source: ModelSource) -> ModelSource:
-    """The model that an adapter was trained beside. Raises as `locate` does, and for an adapter of an adapter."""
+    """Find the model that an adapter was trained beside. Raises as `locate` does, and for an adapter of an adapter."""
     config = _adapter_config(source)
     revision = f"@{config.revision}" if config.revision else ""
     base = locate(f"{config.base_model_name_or_path or ''}{revision}")
@@ -229,16 +255,17 @@ def base_of(source: ModelSource) -> ModelSource:
 
 
 def virtual_tokens(source: ModelSource) -> int:
-    """How many learned positions an adapter puts before each text."""
+    """Return the number of learned positions that an adapter puts before each text."""
     return getattr(_adapter_config(source), "num_virtual_tokens", None) or 0
 
 
 def check_positions(name: str, available: int, sequence_length: int, taken: Mapping[str, int]) -> None:
-    """Raises ConfigurationError if a model has fewer positions than the sequences have tokens.
+    """Raise ConfigurationError if a model has fewer positions than the sequences need.
 
     Args:
-        available: positions of the model.
-        taken: those that techniques need before each sequence, by their names.
+        name: the model's name, for the message.
+        available: the positions of the model.
+        taken: the positions that techniques need before each sequence, by the techniques' names.
     """
     longest = available - sum(taken.values())
     if sequence_length > longest:
@@ -250,8 +277,10 @@ def check_positions(name: str, available: int, sequence_length: int, taken: Mapp
 
 
 def known_positions(name: str) -> int | None:
-    """How many positions a model has, as its config says that is known or lies here; None: the hub would have to be
-    asked. Needs no library."""
+    """Return the positions of a model, if its config comes with the workbench or is in a folder. Needs no library.
+
+    None: the hub would have to be asked.
+    """
     plain = name.removeprefix(RANDOM)
     folder = str(MODELS / EMBEDDED) if plain == EMBEDDED else os.path.expanduser(plain)
     config = PUBLISHED.get(plain, {})
@@ -264,7 +293,7 @@ def known_positions(name: str) -> int | None:
 
 
 def check_sample(source: ModelSource, config: Any, prompt_tokens: int, new_tokens: int) -> None:
-    """Raises ConfigurationError if a prompt and its continuation are longer than the model's positions."""
+    """Raise ConfigurationError if a prompt and its continuation are longer than the model's positions."""
     available = positions(config)
     if new_tokens < 0 or prompt_tokens + new_tokens > available:
         raise ConfigurationError(

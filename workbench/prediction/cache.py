@@ -1,4 +1,4 @@
-"""Predictions that were made before, by key: one file each in `predictions/` of the runs' folder."""
+"""Predictions that were made before: each has a file under its key, in `predictions/` of the runs' folder."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench.base.categories import Phase
 from workbench.base.errors import UnavailableError
-from workbench.base.paths import PACKAGE, aside, put_in_place, runs_folder
+from workbench.base.paths import PACKAGE, part_file, put_in_place, runs_folder
 from workbench.models.source import RANDOM
 from workbench.prediction.prediction import Prediction
 from workbench.recipe import Recipe
@@ -20,12 +20,12 @@ _PHASES = (None, *Phase)
 
 
 def get(key: str) -> Prediction | None:
-    """The prediction with this key; None if there is none, or its file is damaged."""
+    """Return the prediction with this key, or None if there is none or its file is damaged."""
     return read_prediction(_file(key))
 
 
 def put(key: str, prediction: Prediction) -> None:
-    """Keep a prediction, where the folder can be written to."""
+    """Write the prediction of a key, where the folder can be written to."""
     with suppress(UnavailableError):
         write_prediction(_file(key), prediction)
 
@@ -38,13 +38,17 @@ def _file(key: str) -> Path:
 
 
 def digest(*facts: Any) -> str:
+    """Return the SHA-256 of facts that JSON can hold."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def what_may_change(recipe: Recipe) -> tuple[str, list[str]]:
-    """What a recipe names, and whoever owns it may change: the config of a model in a folder, and techniques that are
-    not the workbench's."""
-    # `os.path` takes any text at all, which `pathlib` does not
+def read_changeable(recipe: Recipe) -> tuple[str, list[str]]:
+    """Return what a recipe only names and its owner may change at any time.
+
+    These are the text of the config, if the model is a folder, and a digest of each technique that is not the
+    workbench's own.
+    """
+    # A model's name may be any text at all: `os.path` takes it, and `pathlib` does not.
     folder = os.path.expanduser(recipe.model.removeprefix(RANDOM))
     config = ""
     for name in ("config.json", "adapter_config.json"):
@@ -55,7 +59,8 @@ def what_may_change(recipe: Recipe) -> tuple[str, list[str]]:
 
 
 def _definition(technique_class: type) -> str:
-    """The file of a technique, or what a notebook has defined; empty for the workbench's own."""
+    """Return a digest of a technique's file, or of the class if a notebook has defined it. The workbench's own have
+    none: the key has the workbench's code, or its GENERATION."""
     import dill
 
     if technique_class.__module__.partition(".")[0] == PACKAGE.name:
@@ -69,7 +74,10 @@ def _definition(technique_class: type) -> str:
 
 
 def write_prediction(path: Path, prediction: Prediction) -> None:
-    """One file of a prediction, with its timeline if it has one. Raises UnavailableError: it cannot be written."""
+    """Write a prediction into one file, with its timeline if it has one.
+
+    Raises UnavailableError: the file cannot be written.
+    """
     import numpy as np
 
     plain = vars(prediction).copy()
@@ -79,14 +87,14 @@ def write_prediction(path: Path, prediction: Prediction) -> None:
         phases = np.array(list(map(_PHASES.index, timeline.phases)), dtype=np.int8)
         operations = np.array(timeline.operations, dtype=np.str_)
         arrays |= {**timeline.lives, "phases": phases, "operations": operations}
-    with aside(path.parent, "predict: a prediction") as part:
-        with part.open("wb") as file:  # a path would get an ending
+    with part_file(path.parent, "predict: a prediction") as part:
+        with part.open("wb") as file:  # given a path, NumPy would add an ending to it
             np.savez_compressed(file, **arrays)
         put_in_place(part, path.name)
 
 
 def read_prediction(path: Path) -> Prediction | None:
-    """The prediction in a file; None if there is none, or it is damaged."""
+    """Return the prediction in a file, or None if there is no such file or it is damaged."""
     import numpy as np
 
     from workbench.measure.timeline import LIVES, TensorTimeline, live_bytes

@@ -16,32 +16,33 @@ from workbench.base.paths import DATA, versions
 from workbench.gpus.catalogue import device_name
 from workbench.prediction import cache
 from workbench.prediction.predict import CPU, ENGINE_VARIABLE, predict_all
-from workbench.prediction.prediction import Answer, Prediction
+from workbench.prediction.prediction import Prediction, PredictionOrError
 from workbench.recipe import Recipe
 
 FOLDER = DATA / "predictions"
-# raise it by hand when a change of an engine moves a prediction; then make them anew
+# Raise this number by hand when a change of an engine moves a prediction, and make the files anew.
 GENERATION = 1
+# Libraries whose releases decide a prediction.
 LIBRARIES = ("torch", "transformers", "accelerate", "peft")
 CHOICE = "WORKBENCH_PREDICTIONS"
 LIVE = "live"
 KEEP = "keep"
 
 
-def known_predictions(recipe: Recipe, gpus: Sequence[str], *, timeline: bool = False) -> list[Answer]:
-    """As `predict_all`, for cards of the catalogue, without waiting for those that come with the workbench.
+def known_predictions(recipe: Recipe, gpus: Sequence[str], *, timeline: bool = False) -> list[PredictionOrError]:
+    """Predict a recipe for several devices as `predict_all` does, but read what comes with the workbench from files.
 
     Args:
-        timeline: with the step, to drag through, which few of them have.
+        timeline: whether each prediction must have the timeline of its step, which few of the files have.
 
     Raises what `predict_all` raises.
     """
     gpus = list(map(device_name, gpus))
     choice = os.environ.get(CHOICE, "")
-    # which kernels a CPU takes is its own affair: nobody else's answer is on file
+    # Every CPU has kernels of its own, so that no file has an answer for it.
     if choice == LIVE or os.environ.get(ENGINE_VARIABLE) or CPU in gpus:
         return predict_all(recipe, gpus)
-    answers: dict[str, Answer] = {}
+    answers: dict[str, PredictionOrError] = {}
     missing: dict[str, Path] = {}
     for gpu in gpus:
         file = FOLDER / f"{key(recipe, gpu)}.npz"
@@ -51,7 +52,7 @@ def known_predictions(recipe: Recipe, gpus: Sequence[str], *, timeline: bool = F
             continue
         answers[gpu] = prediction
         if choice == KEEP:
-            file.touch()  # those that nobody asks for any more can be told by their date
+            file.touch()  # a file that nobody asks for any more keeps its old date
     for gpu, answer in zip(missing, predict_all(recipe, list(missing)), strict=True):
         answers[gpu] = answer
         if choice == KEEP and isinstance(answer, Prediction):
@@ -60,7 +61,11 @@ def known_predictions(recipe: Recipe, gpus: Sequence[str], *, timeline: bool = F
 
 
 def key(recipe: Recipe, gpu: str) -> str:
-    """Of a build of a library (`2.13.0+cpu`) its release counts: a prediction is for another device anyway."""
+    """Return the key of a committed prediction: a digest of everything that it depends on.
+
+    Of a library's version (`2.13.0+cpu`) the release alone counts, without the build: a prediction is for another
+    device anyway.
+    """
     release = {name: versions()[name].partition("+")[0] for name in LIBRARIES}
     facts = [GENERATION, recipe.to_dict(), gpu, release]
-    return cache.digest(*facts, *cache.what_may_change(recipe))[:16]
+    return cache.digest(*facts, *cache.read_changeable(recipe))[:16]

@@ -1,8 +1,8 @@
-"""The host of a life on an emulated GPU: its tensors have sizes and no content, and neither have files.
+"""The host of a life on an emulated GPU: its tensors and its files have sizes and no content.
 
-What a card copies to the host are zeros, which nobody reads: large copies take no memory, a saved model is a file with
-a hole in place of its tensors (safetensors' format), and `torch.serialization.skip_data` leaves such holes for the
-optimizer's states. Of the host that leaves out one state at a time, which `torch.save` brings there.
+An emulated card copies zeros to the host, which nobody reads. So large copies take no memory, a saved model is a file
+with a hole in place of its tensors (safetensors' format), and `torch.serialization.skip_data` leaves such holes for the
+optimizer's states. `host_bytes` misses one of those states at a time, which `torch.save` would bring to the host.
 """
 
 import json
@@ -14,22 +14,26 @@ from typing import Any, ClassVar
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from workbench.base.patches.safetensors import files_written_by
-from workbench.base.patches.transformers import arrays_made_by
+from workbench.base.patches.safetensors import write_files_by
+from workbench.base.patches.transformers import make_arrays_by
 from workbench.measure.tracker import Storage, StorageTracker
 from workbench.prediction.rows import STEPS
 
-LARGE = 2**20  # bytes of a copy to the host, from which on it has no content
+LARGE = 2**20  # bytes: a copy to the host of at least this size gets no content
 
 
 @contextmanager
 def host_without_content() -> Iterator["HostTracker"]:
-    with files_written_by(_write_hole), arrays_made_by(_without_content), HostTracker() as host:
+    """Keep content from the host's tensors and files, and yield the tracker of its bytes."""
+    with write_files_by(_write_hole), make_arrays_by(_without_content), HostTracker() as host:
         yield host
 
 
 class HostTracker(StorageTracker):
-    """Bytes of the host's tensors, now and at most; on `meta` are those that a model has before it is loaded."""
+    """The tracker of the host's tensors: their bytes now, and at most.
+
+    Tensors on `meta` count too: a model has them on the host before it is loaded.
+    """
 
     kinds: ClassVar[tuple[str, ...]] = ("cpu", "meta")
 
@@ -40,7 +44,7 @@ class HostTracker(StorageTracker):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         copied = func is torch.ops.aten._to_copy.default and args[0].is_cuda and args[0].nbytes >= LARGE
         if copied and (kwargs or {}).get("device") == torch.device("cpu"):
-            func = _room
+            func = _empty_copy
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _watches(self, tensor: torch.Tensor) -> bool:
@@ -52,19 +56,22 @@ class HostTracker(StorageTracker):
         return storage
 
     def take(self) -> int:
-        """The peak since the last call."""
+        """Return the most bytes since the last call."""
         peak_bytes = self.peak_bytes
         self.peak_bytes = self.live_bytes
         return peak_bytes
 
 
-def _room(tensor: torch.Tensor, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    """For a copy on the host."""
+def _empty_copy(tensor: torch.Tensor, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+    """Return a tensor on the host for a copy that is not made."""
     return torch.empty(tensor.shape, dtype=dtype or tensor.dtype)
 
 
 def _without_content(numpify: Any, tensors: Any) -> Any:
-    """Arrays on the host: of logits and labels the shape alone."""
+    """Return arrays of tensors as `numpify` does, but of logits and labels only tensors that have their shape.
+
+    The latter are on `meta`, which the tracker counts and the machine does not hold.
+    """
 
     def shape(tensor: torch.Tensor) -> Any:
         if tensor.ndim < 2:
@@ -75,8 +82,11 @@ def _without_content(numpify: Any, tensors: Any) -> Any:
     return tree_map(shape, tensors)
 
 
-def with_holes(trainer: Any, move: Any, checkpoint: str | None) -> None:
-    """Save the optimizer's states without content, or load them; counts of steps, which stay on the host, are set."""
+def move_without_content(trainer: Any, move: Any, checkpoint: str | None) -> None:
+    """Save the optimizer's states without content, or load them: `move` is the Trainer's method that does either.
+
+    Counts of steps stay on the host, and get the value that they would have.
+    """
     with torch.serialization.skip_data():
         move(checkpoint)
     for state in tree_leaves(trainer.optimizer.state_dict()):
@@ -85,7 +95,7 @@ def with_holes(trainer: Any, move: Any, checkpoint: str | None) -> None:
 
 
 def _write_hole(tensors: dict[str, Any], filename: Any, metadata: dict[str, str] | None = None) -> None:
-    """A file of safetensors without its content (https://huggingface.co/docs/safetensors, "Format")."""
+    """Write a file of safetensors without its content (https://huggingface.co/docs/safetensors, "Format")."""
     header: dict[str, Any] = {"__metadata__": metadata or {}}
     end = 0
     for name, tensor in tensors.items():

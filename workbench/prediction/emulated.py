@@ -1,8 +1,8 @@
 """A prediction by the emulated GPU: the recipe's own run, a few steps of it, on PyTorch's own CUDA allocator.
 
 Model, Trainer, evaluation before and after training, loss, clipping and optimizer are those of `run`; weights are
-not: the model comes from its config, and nothing computes with them. Everything here but `compute_emulated` runs in a
-process under the emulator, where torch sees the card as `cuda`.
+not: the model comes from its config, and nothing computes with them. All of this runs in a process under the emulator,
+where torch sees the card as `cuda`.
 """
 
 import tempfile
@@ -19,27 +19,27 @@ from transformers.initialization import no_init_weights
 
 from workbench.base.categories import Category, format_bytes
 from workbench.base.device import Device
-from workbench.base.errors import ConfigurationError, explained
+from workbench.base.errors import ConfigurationError, explain_errors
 from workbench.gpus.catalogue import ENOUGH_BYTES, Gpu
 from workbench.gpus.emulator.padding import announce_padding
 from workbench.measure.allocators import allocator_for
 from workbench.measure.meter import Meter
 from workbench.models.family import family_of
 from workbench.models.load import count_parameters, load_model, quiet
-from workbench.prediction.prediction import Prediction, prediction_of
+from workbench.prediction.prediction import Prediction, make_prediction
 from workbench.prediction.rank import as_rank
 from workbench.prediction.rows import (
     MICRO_BATCHES,
     STEPS,
-    assembled,
+    add_mask,
     blocks_for,
+    build_small_trainer,
     can_be_skeleton,
-    facts,
-    give_tensors,
     job_for,
-    masked,
     material_for,
+    replace_tensors,
     skeleton,
+    trainer_facts,
 )
 from workbench.prediction.shadow.replay import maker_at
 from workbench.prediction.shadow.tracker import ShadowTracker
@@ -47,15 +47,15 @@ from workbench.recipe import Recipe
 from workbench.training.job import Job
 from workbench.training.ranks.run import RankMeter, part_of
 from workbench.training.ranks.shards import Ranks
-from workbench.training.trainer import SeamTrainer
+from workbench.training.trainer import MeteredTrainer
 
 DEVICE = torch.device("cuda")
-HOST_STEP = torch.ops.aten._fused_adamw_.default
+HOST_STEP = torch.ops.aten._fused_adamw_.default  # the step of an optimizer that is offloaded to the host
 ZEROS = torch.ops.aten.zeros_like.default
 
 
 def too_much() -> ConfigurationError:
-    """What no GPU has room for."""
+    """Return the error of a recipe that needs more memory than any GPU has."""
     return ConfigurationError(
         f"predict: a step of this recipe needs more than {format_bytes(ENOUGH_BYTES)}, "
         "which no GPU has. Lower effective_batch_size or sequence_length, "
@@ -63,23 +63,23 @@ def too_much() -> ConfigurationError:
     )
 
 
-def predict_here(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -> Prediction:
-    """A few steps of the recipe on the card that this process sees, under the meter.
+def predict_by_steps(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -> Prediction:
+    """Predict a recipe: take a few steps of it on the card that this process sees, under the meter.
 
     Raises:
         ConfigurationError: the model, the length or a precision cannot be used.
-        torch.OutOfMemoryError: the card has no room for it.
+        torch.OutOfMemoryError: the card has no room for the recipe.
     """
     with as_rank(ranks, DEVICE), card_job(recipe, ranks) as (job, scratch):
         model = card_model(job, ranks)
         tracker = CardTracker(getattr(model.config, "vocab_size", None))
         tracker.name_modules(model)
         meter = RankMeter(model, before_bytes=0, tracker=tracker)
-        trainer, micro_batches = assembled_on_card(job, model, meter, scratch, [_Watch(tracker, meter)])
+        trainer, micro_batches = build_trainer_on_card(job, model, meter, scratch, [_Watch(tracker, meter)])
         tracker.untrained = max(micro_batches - MICRO_BATCHES, 0)
         trainer.args.max_steps = STEPS  # a technique may ask for more
         if padding:
-            trainer.data_collator = partial(masked, cast("Any", trainer.data_collator))
+            trainer.data_collator = partial(add_mask, cast("Any", trainer.data_collator))
         padded = announce_padding(trainer, padding)
         counted = count_parameters(model)
         with meter:
@@ -90,7 +90,7 @@ def predict_here(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -
         report = meter.report()
         trace = tracker.trace()
         timeline = trace.timeline(trace.nbytes)
-        return prediction_of(
+        return make_prediction(
             recipe,
             gpu,
             "emulated",
@@ -105,18 +105,22 @@ def predict_here(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -
             work=trace.work,
             workspace_bytes=workspaces,
             timeline=timeline,
-            **facts(trainer, counted, micro_batches, padded),
+            **trainer_facts(trainer, counted, micro_batches, padded),
         )
 
 
 @contextmanager
 def card_job(recipe: Recipe, ranks: Ranks | None = None, **evaluated: Any) -> Iterator[tuple[Job, Path]]:
-    """What surrounds a run: the job of the recipe as it can be emulated, and a folder.
+    """Prepare a job for this card, and yield it with an empty folder for what the run writes.
+
+    A technique that the emulated GPU cannot run is replaced by its stand-in. Inside, the settings of the techniques'
+    `run_context` hold.
 
     Args:
-        evaluated: which rows, as `blocks_for` has it.
+        ranks: the ranks that share the batch; None is a process alone.
+        evaluated: the arguments of `blocks_for` that choose the rows of the evaluation.
 
-    Raises ConfigurationError: it cannot be.
+    Raises ConfigurationError: the recipe cannot be emulated.
     """
     device = Device.find(DEVICE.type)
     techniques = []
@@ -126,12 +130,12 @@ def card_job(recipe: Recipe, ranks: Ranks | None = None, **evaluated: Any) -> It
         techniques.append(technique)
     recipe = replace(recipe, techniques=tuple(techniques))
     job = job_for(recipe, device, material_for(recipe, blocks_for(recipe, ranks=ranks, **evaluated)), ranks)
-    if job.lacking:
-        raise ConfigurationError(f"predict: {job.lacking}")
+    if job.missing:
+        raise ConfigurationError(f"predict: {job.missing}")
     allocator_for(DEVICE).prepare()
     cure = "Measure it with `run`, or leave out what brings this."
     with (
-        explained("predict: this recipe cannot be run on an emulated GPU", cure, torch.OutOfMemoryError),
+        explain_errors("predict: this recipe cannot be run on an emulated GPU", cure, torch.OutOfMemoryError),
         ExitStack() as stack,
     ):
         for technique in recipe.techniques:
@@ -141,47 +145,51 @@ def card_job(recipe: Recipe, ranks: Ranks | None = None, **evaluated: Any) -> It
 
 
 def card_model(job: Job, ranks: Ranks | None = None) -> PreTrainedModel:
-    """On the card; of a model that is sharded, this rank's part, cut from the host's as in a run. Quantization acts
-    while weights are loaded: such a model is made whole, and loaded."""
+    """Make the recipe's model on the card.
+
+    It is a skeleton that gets memory, without the detour over the host. A model that is sharded is made on the host,
+    and this rank's part of it is moved, as in a run. Quantization acts while weights are loaded: such a model is made
+    whole, and loaded.
+    """
     recipe = job.recipe
     config = job.material.config
     arguments = recipe.model_arguments(family_of(config))
     if can_be_skeleton(config, arguments):
         model = recipe.prepare_model(skeleton(config, **arguments))
         if ranks and ranks.engine != "ddp":
-            return part_of(given_memory(model, torch.device("cpu")), ranks, DEVICE.type)
-        return given_memory(model, DEVICE)
+            return part_of(allocate_tensors(model, torch.device("cpu")), ranks, DEVICE.type)
+        return allocate_tensors(model, DEVICE)
     loading = dict(arguments)
     for name, value in arguments.items():
         if callable(value):
             loading[name] = value()
     if "device_map" in loading:
-        # quantizing costs nothing there, and its traces are swept before the run
+        # On the card quantizing takes no time, and what it leaves behind is freed before the run.
         loading["device_map"] = {"": DEVICE}
-    with no_init_weights():  # nobody reads them
+    with no_init_weights():  # nobody reads the weights
         model = load_model(replace(job.material.source, random=True), config, **loading)
     model = recipe.prepare_model(model)
     return cast("PreTrainedModel", model.to(DEVICE))
 
 
-def given_memory(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    """A skeleton whose parameters and buffers have memory."""
+def allocate_tensors(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """Give the parameters and buffers of a skeleton memory on a device, without content. Return the model."""
 
     def with_memory(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type == device.type:
             return tensor
         return torch.empty_like(tensor, device=device)
 
-    give_tensors(model, with_memory)
+    replace_tensors(model, with_memory)
     return model
 
 
 class CardTracker(ShadowTracker):
-    """The shadow's tracker on true tensors of the card, whose kernels' scratch and workspaces are no guess.
+    """The shadow's tracker on real tensors of the card, whose allocator counts scratch and workspaces by itself.
 
     Attributes:
-        books: whether it keeps books now. Without, it only passes operations on, which is quick: their tensors live
-            exactly as long as under the tracker of a run, so that the allocator finds the same.
+        books: whether storages are booked now. If not, operations are only passed on, which is quick. Their tensors
+            live exactly as long as under the tracker of a run, so that the allocator finds the same.
     """
 
     def __init__(self, vocabulary_size: int | None) -> None:
@@ -190,8 +198,8 @@ class CardTracker(ShadowTracker):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is HOST_STEP and not args[0][0].is_cuda:
-            return None  # nobody reads the numbers, and the host's memory is not touched for them
-        # its states, no mask
+            return None  # nobody reads the numbers, so that the host's memory need not be touched
+        # An optimizer on the host makes its states by this operation; floating-point numbers tell them from masks.
         if func is ZEROS and not args[0].is_cuda and args[0].is_floating_point():
             func = torch.ops.aten.empty_like.default
         if self.books:
@@ -208,7 +216,10 @@ class CardTracker(ShadowTracker):
 
 @dataclass(eq=False)
 class _Watch(TrainerCallback):
-    """As that of a run: each step has its phases, under the tracker; the books are of the last and what follows it."""
+    """The callback that tells the meter of each step, as a run's does.
+
+    Only the last step, and whatever follows it, is booked.
+    """
 
     tracker: CardTracker
     meter: Meter
@@ -217,28 +228,33 @@ class _Watch(TrainerCallback):
         self.tracker.books = state.global_step == state.max_steps - 1
         self.tracker.begin_step()
         self.meter.watch(optimizer)
-        self.meter.attribute(True)
+        self.meter.set_tracking(True)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self.meter.enter_phase(None)
-        self.meter.attribute(False)
+        self.meter.set_tracking(False)
 
 
-def assembled_on_card(
+def build_trainer_on_card(
     job: Job, model: Any, meter: Any, scratch: Path, callbacks: Sequence[TrainerCallback] = ()
-) -> tuple[SeamTrainer, int]:
-    """As `assembled`, with the model on the card: of a step's micro-batches few are trained."""
-    trainer, micro_batches = assembled(job, model, meter, DEVICE, scratch, callbacks)
-    # they only fill the host's memory, anew at every evaluation
+) -> tuple[MeteredTrainer, int]:
+    """Build the Trainer of a job whose model is on the card. It trains few micro-batches of each step.
+
+    Returns:
+        The Trainer, and how many micro-batches a step of the recipe has on each rank.
+    """
+    trainer, micro_batches = build_small_trainer(job, model, meter, DEVICE, scratch, callbacks)
+    # Workers would fill the host's memory, anew at every evaluation, and the card would have nothing of it.
     trainer.args.dataloader_num_workers = 0
     cast("Any", trainer).training_step = few_micro_batches(trainer)
     return trainer, micro_batches
 
 
-def few_micro_batches(trainer: SeamTrainer) -> Callable[..., torch.Tensor]:
-    """The training step of a Trainer, for the first micro-batches of a step and the last: the others are not trained.
+def few_micro_batches(trainer: MeteredTrainer) -> Callable[..., torch.Tensor]:
+    """Return a Trainer's training step that trains the first micro-batches of each step and the last, and no others.
 
-    From the second on, each finds what the one before it found. All of them are on the card, as in a run.
+    From the second micro-batch on, each finds the memory that the one before it found. The inputs of all of them are on
+    the card, as in a run.
     """
     train = trainer.training_step
     done = 0
@@ -256,7 +272,7 @@ def few_micro_batches(trainer: SeamTrainer) -> Callable[..., torch.Tensor]:
 
 
 def _workspace_bytes() -> int:
-    """What cuBLAS' handles have of the allocator, given back."""
+    """Free the workspaces of cuBLAS' handles, and return the bytes that they had of the allocator."""
     before = torch.cuda.memory_allocated()
     torch._C._cuda_clearCublasWorkspaces()
     return before - torch.cuda.memory_allocated()

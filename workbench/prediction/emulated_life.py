@@ -11,30 +11,33 @@ from typing import Any, cast
 import torch
 from transformers import Trainer, TrainerCallback
 
-from workbench.base.patches import changed_environment
+from workbench.base.patches import change_environment
 from workbench.gpus.catalogue import ENOUGH_BYTES, Gpu
 from workbench.gpus.emulator import card
 from workbench.gpus.emulator.padding import announce_padding
 from workbench.measure.allocators import allocator_for
 from workbench.models.load import quiet, save_model
-from workbench.prediction.empty_host import HostTracker, host_without_content, with_holes
-from workbench.prediction.emulated import DEVICE, assembled_on_card, card_job, card_model, too_much
+from workbench.prediction.empty_host import HostTracker, host_without_content, move_without_content
+from workbench.prediction.emulated import DEVICE, build_trainer_on_card, card_job, card_model, too_much
 from workbench.prediction.phases import Habits, Life, Peak
 from workbench.prediction.rows import STEPS
 from workbench.recipe import Recipe
-from workbench.training.job import UNMERGEABLE, Job
-from workbench.training.trainer import SeamTrainer
+from workbench.training.job import WHY_UNMERGEABLE, Job
+from workbench.training.trainer import MeteredTrainer
 
 
-def life_here(recipe: Recipe, gpu: Gpu, habits: Habits) -> Life:
-    """The life on the card that this process sees. Raises ConfigurationError as a prediction does."""
+def predict_phases(recipe: Recipe, gpu: Gpu, habits: Habits) -> Life:
+    """Predict every phase of a run on the card that this process sees.
+
+    Raises ConfigurationError: the recipe cannot be used, or a phase needs more memory than any GPU has.
+    """
     refused: list[str] = []
-    walk = _walked(recipe, gpu, habits, refused)
-    while walk.now:  # it ended within this phase: once more, with enough memory there
+    walk = _walk(recipe, gpu, habits, refused)
+    while walk.now:  # memory ran out within this phase: walk once more, with enough of it there
         if walk.now in refused:
             raise too_much()
         refused.append(walk.now)
-        walk = _walked(recipe, gpu, habits, refused)
+        walk = _walk(recipe, gpu, habits, refused)
     return Life(
         recipe=recipe,
         source=f"emulated:{gpu.name}",
@@ -46,10 +49,10 @@ def life_here(recipe: Recipe, gpu: Gpu, habits: Habits) -> Life:
     )
 
 
-def _walked(recipe: Recipe, gpu: Gpu, habits: Habits, refused: list[str]) -> "Walk":
-    """The walk; where the card is too small, until then."""
+def _walk(recipe: Recipe, gpu: Gpu, habits: Habits, refused: list[str]) -> "Walk":
+    """Take a job through its phases, as far as the card's memory goes, and return the walk."""
     with (
-        changed_environment(),
+        change_environment(),
         card_job(recipe, held_out=habits.held_out_rows, every=not habits.prediction_loss_only) as (job, scratch),
         host_without_content() as host,
     ):
@@ -61,12 +64,14 @@ def _walked(recipe: Recipe, gpu: Gpu, habits: Habits, refused: list[str]) -> "Wa
 
 @dataclass(eq=False)
 class Walk(TrainerCallback):
-    """A job through all phases, on a card that has its own memory in a phase, or enough in those that are `refused`.
-
-    `now` is the present phase, `peaks` are those of the phases that have ended.
+    """The walk of a job through all phases of its life.
 
     Args:
-        scratch: for a checkpoint and the saved model.
+        scratch: the folder for a checkpoint and the saved model.
+        host: the tracker of the host's tensors.
+        refused: the phases in which the card has enough memory. In all others it has its own.
+        now: the present phase; empty between the phases.
+        peaks: the peaks of the phases that have ended.
     """
 
     job: Job
@@ -80,7 +85,7 @@ class Walk(TrainerCallback):
     peaks: list[Peak] = field(default_factory=list)
 
     def run(self) -> None:
-        """Through all of them, or until memory runs out."""
+        """Walk through all phases, or until memory runs out."""
         enter = self.enter
         enter("load")
         model = self.load()
@@ -105,10 +110,10 @@ class Walk(TrainerCallback):
         self.save(model)
         enter("")
 
-    # ---- whose memory it is ----
+    # ---- the memory of a phase ----
 
     def enter(self, phase: str) -> None:
-        """From now on memory belongs to this phase; to none, if it has no name."""
+        """End the present phase with its peak, and begin this one. An empty name begins none."""
         allocated, reserved = self.device_peaks()
         host_bytes = self.host_peak()
         if self.now:
@@ -117,19 +122,26 @@ class Walk(TrainerCallback):
         self.give_memory(phase)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.now == "first step":  # from the second on, there are optimizer states
+        if self.now == "first step":  # later steps have optimizer states, which the first one makes
             self.enter("steady step")
 
     def device_peaks(self) -> tuple[int, int | None]:
-        """Allocated and reserved bytes at most since the last call."""
+        """Return the most allocated and the most reserved bytes since the last call.
+
+        A device without a caching allocator reserves None.
+        """
         return allocator_for(self.device).take_peaks()
 
     def host_peak(self) -> int:
+        """Return the most bytes of the host's tensors since the last call."""
         return self.host.take()
 
     def give_memory(self, phase: str) -> None:
-        """The card's own, or enough. A phase that finds more tensors than this card has room for is refused."""
-        if self.refused:  # which left more behind than this card would have
+        """Let the card have its own memory in this phase, or enough.
+
+        A phase that begins with more tensors than this card has room for is refused too.
+        """
+        if self.refused:  # such a phase leaves more cached memory behind than this card could
             torch.cuda.empty_cache()
             self.device_peaks()
         room = self.gpu.memory_bytes - self.gpu.context_bytes_estimate
@@ -138,25 +150,25 @@ class Walk(TrainerCallback):
         gpu = self.gpu
         if phase in self.refused:
             gpu = replace(gpu, memory_bytes=ENOUGH_BYTES)
-        os.environ[card.VARIABLE] = card.variable(gpu)  # read whenever asked for
+        os.environ[card.VARIABLE] = card.variable(gpu)  # the emulated driver reads it whenever it is asked for memory
 
-    # ---- what is done in them ----
+    # ---- the work of the phases ----
 
     def load(self) -> Any:
         return card_model(self.job)
 
-    def assemble(self, model: Any) -> SeamTrainer:
-        trainer, _ = assembled_on_card(self.job, model, NoMeter(), self.scratch)
-        # as accelerate finds for a single process, after it has asked the card for the sizes
+    def build_trainer(self, model: Any) -> MeteredTrainer:
+        trainer, _ = build_trainer_on_card(self.job, model, NoMeter(), self.scratch)
+        # accelerate leaves tensors of a single process as they are, too, but asks the card for their sizes first
         cast("Any", trainer.accelerator).pad_across_processes = lambda tensor, **_: tensor
         announce_padding(trainer)
         for name in ("_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler"):
-            setattr(trainer, name, partial(with_holes, trainer, getattr(trainer, name)))
+            setattr(trainer, name, partial(move_without_content, trainer, getattr(trainer, name)))
         return trainer
 
-    def trainer_for(self, model: Any, steps: int) -> SeamTrainer:
-        """With the habits, for so many steps."""
-        trainer = self.assemble(model)
+    def trainer_for(self, model: Any, steps: int) -> MeteredTrainer:
+        """Return a Trainer with the user's habits, for so many steps."""
+        trainer = self.build_trainer(model)
         trainer.add_callback(self)
         trainer.put_longest_first()
         arguments = trainer.args
@@ -170,7 +182,11 @@ class Walk(TrainerCallback):
         return trainer
 
     def generate(self, model: Any) -> None:
-        """One sequence of the recipe's length. On an emulated card generation would never see its end."""
+        """Generate one sequence of the recipe's length.
+
+        Its last tokens are counted here: an emulated card computes no values, so that transformers would never see the
+        end of a sequence.
+        """
         new = self.habits.max_new_tokens
         prompt = self.job.recipe.sequence_length - new
         calls = iter(range(new - 1))
@@ -196,25 +212,25 @@ class Walk(TrainerCallback):
         model.train()
 
     def save(self, model: Any) -> None:
-        """Whole weights, where the recipe's adapter can be merged into them."""
+        """Save the model: whole weights, where the recipe's adapter can be merged into them, or else the adapter."""
         recipe = self.job.recipe
         form = "merged"
-        if any(technique.brings & UNMERGEABLE.keys() for technique in recipe.techniques):
+        if any(technique.brings & WHY_UNMERGEABLE.keys() for technique in recipe.techniques):
             form = "adapter"
-        # for tokenizer and source
+        # `save_model` saves the tokenizer too, and names the source; a walk has neither
         nothing: Any = SimpleNamespace(save_pretrained=lambda folder: None, name=recipe.model)
         save_model(model, nothing, nothing, form, self.scratch / "model")
 
 
 class NoMeter:
-    """In place of the `Meter` that a Trainer tells of its phases, where a walk reads the memory by itself."""
+    """A stand-in for the `Meter` that a Trainer tells of its phases. A walk reads the memory by itself."""
 
     def ignore(self, *_: Any) -> None:
         pass
 
     watch = ignore
-    see = ignore
-    attribute = ignore
+    label_inputs = ignore
+    set_tracking = ignore
     enter_phase = ignore
 
     def phase(self, _: Any) -> AbstractContextManager[None]:
@@ -222,4 +238,4 @@ class NoMeter:
 
 
 class _EnoughError(Exception):
-    """So many tokens are generated."""
+    """The generation has as many tokens as were asked for."""

@@ -6,17 +6,18 @@ from functools import cache
 from workbench.base.errors import ConfigurationError
 from workbench.gpus.catalogue import GPUS, device_name
 from workbench.prediction.phases import Habits, Life
-from workbench.prediction.predict import CPU, EMULATOR, Prediction, engine_for, predict, resolved
+from workbench.prediction.predict import CPU, EMULATOR, Prediction, engine_for, predict, resolve_model
 from workbench.prediction.worker import ask_card, life_on_card
 from workbench.recipe import Recipe
 
 
 @cache
 def predict_life(recipe: Recipe, gpu: str, habits: Habits) -> Life:
-    """Predict every phase of a run on a GPU, without that GPU or the weights. Answers are kept as long as the process.
+    """Predict every phase of a run on a GPU, without that GPU or the weights. This process remembers the answers.
 
     Raises:
-        ConfigurationError: the recipe, the GPU or the habits cannot be used: new tokens leave no room for a prompt.
+        ConfigurationError: the recipe, the GPU or the habits cannot be used. Among the habits are new tokens that leave
+            no room for a prompt.
         UnavailableError: the emulator is not set up, or the time was up.
     """
     gpu = device_name(gpu)
@@ -26,17 +27,19 @@ def predict_life(recipe: Recipe, gpu: str, habits: Habits) -> Life:
     new = habits.max_new_tokens
     if new >= length:
         raise ConfigurationError(f"life: max_new_tokens must be below the sequence_length, {length}, got {new}.")
-    engine_for(gpu, EMULATOR)  # the shadow knows a step alone
-    return ask_card(GPUS[gpu], life_on_card, resolved(recipe, [gpu]), habits)
+    engine_for(gpu, EMULATOR)  # raises without the emulator, since the shadow knows training steps alone
+    return ask_card(GPUS[gpu], life_on_card, resolve_model(recipe, [gpu]), habits)
 
 
 def predict_with_life(recipe: Recipe, gpu: str, habits: Habits) -> Prediction:
-    """The prediction of a step, with the peak of the phase that needs most: for a planner who plans for all of them."""
+    """Predict a step, and put the phase that needs most of the device in the place of its peak: a planner's predictor
+    that plans for all phases."""
     step = predict(recipe, gpu)
     life = predict_life(recipe, gpu, habits)
     peak = life.highest
     needed_bytes = peak.reserved_bytes
-    if life.refused and step.capacity_bytes:  # perhaps for want of one piece
+    if life.refused and step.capacity_bytes:
+        # Such a phase may need less than the card has, and have failed for want of one piece. It does not fit either.
         needed_bytes = max(needed_bytes, step.capacity_bytes - step.context_bytes + 1)
     if needed_bytes <= (step.peak_reserved_bytes or 0):
         return step

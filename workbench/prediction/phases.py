@@ -5,13 +5,13 @@ from typing import Any
 
 from workbench.base.categories import format_bytes
 from workbench.base.result import Result
-from workbench.base.settings import check_settings, parse_settings, separated, setting
+from workbench.base.settings import check_settings, parse_settings, setting, split_settings
 from workbench.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class Habits:
-    """What a user's evaluation and generation do beside the recipe; the names are transformers' own.
+    """The settings of a user's evaluation and generation, which no recipe has. Their names are transformers' own.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -28,13 +28,13 @@ class Habits:
 
     @classmethod
     def parse(cls, text: str) -> "Habits":
-        """From `name:value,name:value`, as a technique's settings are typed."""
-        return cls(**parse_settings(cls, separated(text, "life"), "life"))
+        """Read habits from `name:value,name:value`, the form in which a technique's settings are typed."""
+        return cls(**parse_settings(cls, split_settings(text, "life"), "life"))
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The most in one phase, in bytes; `host_bytes` are those of the tensors that lie in host memory."""
+    """The most memory of one phase. `host_bytes` are those of tensors in the host's memory."""
 
     phase: str
     allocated_bytes: int
@@ -44,9 +44,9 @@ class Peak:
 
 @dataclass(frozen=True)
 class Life(Result):
-    """The peaks of a recipe's phases, in their order. Without checkpoint and resume, where the recipe cannot do them.
+    """The peaks of a recipe's phases, in their order. A recipe that cannot be resumed has no checkpoint among them.
 
-    `refused` are the phases that ask for more than there is: their peaks are those of a card like it that has enough.
+    `refused` names the phases that need more than the card has: their peaks are those of a card like it with enough.
     """
 
     recipe: Recipe
@@ -63,7 +63,7 @@ class Life(Result):
         return max(self.peaks, key=lambda peak: peak.reserved_bytes)
 
     def __str__(self) -> str:
-        """A line for each phase, and the verdict."""
+        """Show a line for each phase, and the verdict."""
         import psutil
 
         lines = [
@@ -97,5 +97,5 @@ class Life(Result):
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready. It fits if no phase is refused."""
+        """Return a JSON-ready dictionary. The run fits if no phase is refused."""
         return {**asdict(self), "recipe": self.recipe.to_dict(), "fits": not self.refused}

@@ -1,4 +1,4 @@
-"""`Prediction`: what it says, and how it is shown. Importing this does not import torch."""
+"""`Prediction`: its fields, and how it is shown. Importing this does not import torch."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from workbench.training.ranks.shards import Ranks
 
 
-BAR_WIDTH = 40
+BAR_WIDTH = 40  # characters
 ROUTING = "a mixture of experts: which of them a token goes to depends on values, so real peaks differ"
 MESSAGES = "what NCCL takes for its messages comes beside this, outside of PyTorch's allocator"
 
@@ -35,7 +35,7 @@ class Prediction(Result):
     kernels would take; there is no allocator and no capacity.
     """
 
-    recipe_settings: dict[str, Any]  # `recipe` in JSON
+    recipe_settings: dict[str, Any]  # the recipe as JSON, whose key is `recipe`
     recipe_id: str
     label: str
     model: str
@@ -57,24 +57,27 @@ class Prediction(Result):
     gradient_accumulation_steps: int
     parameters: int
     trainable_parameters: int
-    has_experts: bool  # which of them a token goes to depends on values: real peaks differ
+    has_experts: bool  # a mixture of experts: values decide where a token goes, so that real peaks differ
     versions: dict[str, str] = field(default_factory=dict)
-    ranks: int = 1  # that share the batch; the memory and the work are those of one
-    shard: str = ""  # what each of several keeps of the model
+    ranks: int = 1  # how many share the batch; memory and work are those of one of them
+    shard: str = ""  # the part of the model that each of several ranks keeps
     timeline: "TensorTimeline | None" = field(default=None, compare=False, repr=False)
 
     @property
     def recipe(self) -> Recipe:
-        """What it is of. Raises ConfigurationError: it has a technique that is not known here."""
+        """The recipe that was predicted. Raises ConfigurationError: it has a technique that is not known here."""
         return Recipe.from_dict(self.recipe_settings)
 
     @property
     def flops(self) -> int:
+        """The floating-point operations of one optimizer step, recomputation included."""
         return flops(self.work)
 
     @property
     def need_bytes(self) -> int:
-        """All that the device must give: what the allocator reserves (of a CPU, what is allocated), and the context.
+        """The memory that the device must have: what the allocator reserves, and CUDA's context.
+
+        A CPU reserves nothing, so that what is allocated counts.
 
         Cached memory that PyTorch would give back near the limit counts, so the answer errs on the safe side.
         """
@@ -82,11 +85,11 @@ class Prediction(Result):
 
     @property
     def fits(self) -> bool:
-        """What it needs is within what the GPU has."""
+        """Whether the GPU has as much memory as is needed. A CPU has no limit."""
         return self.capacity_bytes is None or self.need_bytes <= self.capacity_bytes
 
     def __str__(self) -> str:
-        """Peak, categories and phases, with bars."""
+        """Show peak, categories and phases, with bars."""
         headline = (
             f"{self.label} on {self.model}, "
             f"{self.micro_batch_size} × {self.recipe_settings['sequence_length']} tokens at a time"
@@ -133,24 +136,31 @@ class Prediction(Result):
         return f"  {name.replace('_', ' '):18}{format_bytes(size):>12}{most:>12}  {bar}".rstrip()
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, without the timeline."""
+        """Return a JSON-ready dictionary, without the timeline."""
         plain = {"recipe": self.recipe_settings, **vars(self), "fits": self.fits, "flops": self.flops}
         del plain["recipe_settings"], plain["timeline"]
         return plain
 
 
-# in place of a prediction for a card that cannot run the recipe stands the error
-Answer = Prediction | WorkbenchError
+# A device that cannot run the recipe has the error in the place of its prediction.
+PredictionOrError = Prediction | WorkbenchError
 
 
-def prediction_of(
+def make_prediction(
     recipe: Recipe,
     gpu: Gpu | None,
     how: str,
     ranks: "Ranks | None",
     **fields: Any,
 ) -> Prediction:
-    """With what a recipe and a GPU say of themselves; the other fields come from an engine."""
+    """Make a prediction of the fields that an engine found, and of those that recipe, GPU and ranks decide.
+
+    Args:
+        gpu: the card; None is this machine's CPU.
+        how: the first part of `source`, `predicted` or `emulated`.
+        ranks: the ranks that share the batch; None is a process alone.
+        fields: all other fields.
+    """
     if gpu:
         fields |= {"gpu": gpu.name, "capacity_bytes": gpu.memory_bytes, "context_bytes": gpu.context_bytes_estimate}
     else:
@@ -172,14 +182,19 @@ def prediction_of(
 
 
 def engine_words(source: str) -> str:
-    """Who made a prediction with this `source`, for tables and captions."""
+    """Return the name of the engine that made a prediction with this `source`, for tables and captions."""
     if source.startswith("emulated"):
         return "PyTorch's allocator on an emulated GPU"
     return "the shadow of its step"
 
 
-def fitting(answers: dict[str, Answer]) -> str:
-    """On which of these GPUs it fits, with what it needs there, and why not on the others."""
+def list_fitting(answers: dict[str, PredictionOrError]) -> str:
+    """Return lines that name the GPUs on which a recipe fits, with what it needs there, and then the others with why it
+    does not.
+
+    Args:
+        answers: the prediction or the error of each GPU, by its name.
+    """
     fits = []
     too_small = []
     cannot = []

@@ -10,11 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from workbench.base.errors import WorkbenchError
-from workbench.base.launch import Child, Kept
+from workbench.base.launch import Child, ChildPool
 from workbench.gpus.catalogue import GPUS, Gpu
-from workbench.gpus.emulator.call import call_on, fork_of_trunk, start_process
-from workbench.gpus.emulator.card import with_room
-from workbench.prediction.prediction import Answer, Prediction, prediction_of
+from workbench.gpus.emulator.call import call_on, fork_of_trunk
+from workbench.gpus.emulator.card import call_with_room
+from workbench.prediction.prediction import Prediction, PredictionOrError, make_prediction
 from workbench.recipe import Recipe
 from workbench.training.world import ALONE
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from workbench.prediction.phases import Habits, Life
     from workbench.training.ranks.shards import Ranks
 
-MODULES = ("workbench.prediction.shadow.step", "workbench.prediction.shadow.replay")
-ON_CARD = ("workbench.prediction.emulated",)
-SECONDS = 120.0  # seconds for a prediction: fifty times what the largest known model takes
+# Modules that a process loads before it is asked anything: one of shadows, and one of an emulated card.
+SHADOW_MODULES = ("workbench.prediction.shadow.step", "workbench.prediction.shadow.replay")
+CARD_MODULES = ("workbench.prediction.emulated",)
+TIME_LIMIT_S = 120.0  # for one prediction: fifty times what the largest known model takes
 
-SHADOWS = Kept()
+SHADOWS = ChildPool()
 R = TypeVar("R")
 
 
@@ -35,41 +36,39 @@ def ask_card(
     compute: Callable[..., R],
     recipe: Recipe,
     *request: Any,
-    time_limit: float = SECONDS,
+    time_limit: float = TIME_LIMIT_S,
 ) -> R:
-    """What `predict_on_card` or `life_on_card` returns in the process of this card. Raises as `call_on`."""
-    return call_on(gpu, compute, recipe, gpu, *request, modules=ON_CARD, time_limit=time_limit)
+    """Call `predict_on_card` or `life_on_card` in the process of this card, and return its answer.
+
+    Raises what `call_on` raises.
+    """
+    return call_on(gpu, compute, recipe, gpu, *request, modules=CARD_MODULES, time_limit=time_limit)
 
 
-def ask_shadow(*request: Any, time_limit: float = SECONDS) -> Any:
-    """What `of_shadow` returns in the process of shadows.
+def ask_shadow(*request: Any, time_limit: float = TIME_LIMIT_S) -> Any:
+    """Call `predict_in_shadow` in the process of shadows, and return its answer.
 
     Raises:
-        WorkbenchError: as raised there.
-        UnavailableError: it took longer than so many seconds; the worker was ended.
-        RuntimeError: the worker failed; the end of what it wrote to standard error is in the message.
+        WorkbenchError: the call raised it.
+        UnavailableError: it took longer than so many seconds; the process was ended.
+        RuntimeError: the process failed; the end of what it wrote to standard error is in the message.
     """
-    return SHADOWS.call("shadow", _started, of_shadow, *request, time_limit=time_limit)
+    return SHADOWS.call("shadow", _start_process, predict_in_shadow, *request, time_limit=time_limit)
 
 
 def start_shadow() -> None:
-    """Start the process of shadows: it loads its libraries meanwhile."""
-    SHADOWS.start("shadow", _started)
+    """Start the process of shadows, which loads its libraries while the caller goes on."""
+    SHADOWS.start("shadow", _start_process)
 
 
-def start_card(gpu: Gpu) -> None:
-    """The same of this card's process."""
-    start_process(gpu, ON_CARD)
-
-
-def _started() -> Child:
-    """A fork of the emulator's process, if there is one: it has loaded the libraries already."""
+def _start_process() -> Child:
+    """Start a process of shadows: a fork of the emulator's, which has loaded the libraries already, if there is one."""
     name = "prediction worker"
-    return fork_of_trunk(_environment(), name) or Child(_environment(), MODULES, name=name)
+    return fork_of_trunk(_environment(), name) or Child(_environment(), SHADOW_MODULES, name=name)
 
 
 def _environment() -> dict[str, str]:
-    """The caller's, without GPUs, and without what a launcher or a trainer in the caller has left there."""
+    """Return the caller's environment without GPUs, and without what a launcher or a trainer has left in it."""
     variables = dict(os.environ)
     for name in os.environ:
         if name in ALONE or name.startswith("ACCELERATE_"):
@@ -81,37 +80,46 @@ def _environment() -> dict[str, str]:
 # ---- in such a process ----
 
 
-def of_shadow(recipe: Recipe, gpus: list[str], padding: bool, ranks: "Ranks | None" = None) -> list[Answer]:
-    """The predictions of the shadow. It patches libraries while it runs."""
+def predict_in_shadow(
+    recipe: Recipe, gpus: list[str], padding: bool, ranks: "Ranks | None" = None
+) -> list[PredictionOrError]:
+    """Predict a recipe in the shadow for several devices, in their order. It patches libraries while it runs.
+
+    A device that the recipe cannot be predicted for has the error in the place of its prediction.
+    """
     from workbench.prediction.shadow.replay import replay
     from workbench.prediction.shadow.step import trace_for
 
-    answers: list[Answer] = []
+    answers: list[PredictionOrError] = []
     for name in gpus:
-        gpu = GPUS.get(name)  # none: the CPU
+        gpu = GPUS.get(name)  # None is the CPU
         try:
             trace = trace_for(recipe, gpu, padding, ranks)
             numbers = replay(trace, gpu)
-            answers.append(prediction_of(recipe, gpu, "predicted", ranks, work=trace.work, **numbers, **trace.facts))
+            answers.append(make_prediction(recipe, gpu, "predicted", ranks, work=trace.work, **numbers, **trace.facts))
         except WorkbenchError as error:
             answers.append(error)
     return answers
 
 
 def predict_on_card(recipe: Recipe, gpu: Gpu, padding: bool, ranks: "Ranks | None" = None) -> Prediction:
-    """The prediction for the card that this process sees. Where its memory is not enough, the numbers are those of a
-    card like it that has enough."""
+    """Predict a recipe for the card that this process sees. Where its memory is not enough, the numbers are those of a
+    card like it that has enough.
+
+    Raises ConfigurationError: the recipe cannot be predicted, or needs more than any card has.
+    """
     import torch
 
-    from workbench.prediction.emulated import predict_here, too_much
+    from workbench.prediction.emulated import predict_by_steps, too_much
 
     try:
-        return with_room(gpu, partial(predict_here, recipe, gpu, padding, ranks))
+        return call_with_room(gpu, partial(predict_by_steps, recipe, gpu, padding, ranks))
     except torch.OutOfMemoryError:
         raise too_much() from None
 
 
 def life_on_card(recipe: Recipe, gpu: Gpu, habits: "Habits") -> "Life":
-    from workbench.prediction.emulated_life import life_here
+    """Predict every phase of a run for the card that this process sees. The caller imports no torch for it."""
+    from workbench.prediction.emulated_life import predict_phases
 
-    return life_here(recipe, gpu, habits)
+    return predict_phases(recipe, gpu, habits)

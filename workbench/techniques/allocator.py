@@ -1,4 +1,5 @@
-"""A setting of PyTorch's caching allocator on CUDA: how memory is asked of the driver, not how much is needed."""
+"""A setting of PyTorch's caching allocator on CUDA: it changes how memory is requested from the driver, not how much
+is needed."""
 
 import os
 from collections.abc import Iterator
@@ -9,14 +10,14 @@ from types import MappingProxyType
 from workbench.base.device import Device
 from workbench.techniques.base import Arguments, Stage, Technique
 
-# in the order in which PyTorch looks; the first is older
+# The two names of one variable, in the order in which PyTorch reads them; the first is the older one.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 EXPANDABLE = "expandable_segments:True"
 
 
 @dataclass(frozen=True)
 class Allocator(Technique):
-    """Changes what is reserved, not what is allocated: fewer free bytes that no request fits into.
+    """Expandable segments change what is reserved, not what is allocated: fewer free bytes are too small for a request.
 
     With expandable segments the allocator keeps one growing range of addresses and maps memory into it in pieces of
     2 MiB, instead of separate segments between which nothing can be merged. Source: PyTorch's notes "CUDA semantics",
@@ -48,7 +49,7 @@ class Allocator(Technique):
     def run_context(self) -> Iterator[None]:
         import torch
 
-        torch.cuda.empty_cache()  # segments that exist stay as they are
+        torch.cuda.empty_cache()  # the setting changes new segments alone
         set_allocator(f"{_environment()},{EXPANDABLE}")
         try:
             yield
@@ -64,7 +65,7 @@ class Allocator(Technique):
 
 
 def _environment() -> str:
-    """What the user's own environment says to the allocator."""
+    """Return the allocator's settings in the user's own environment; empty if there are none."""
     for name in VARIABLES:
         if name in os.environ:
             return os.environ[name]
@@ -72,7 +73,7 @@ def _environment() -> str:
 
 
 def set_allocator(configuration: str) -> None:
-    """Set the allocator's settings in a process that may already use CUDA. Those not mentioned get their defaults."""
+    """Set the allocator's settings in a process that may already use CUDA. All others get their defaults."""
     import torch
 
     torch._C._accelerator_setAllocatorSettings(configuration.strip(","))

@@ -1,4 +1,4 @@
-"""Attention: whether the scores of every token against every other are kept, or computed again block by block."""
+"""Attention: the scores of every token against every other are either kept, or computed again block by block."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,14 +10,14 @@ from workbench.techniques.base import Arguments, Call, Stage, Technique
 
 
 def set_attention(model: Any, implementation: str) -> Any:
-    """The model, whose attention is computed in this way from now on."""
+    """Change how a model computes attention, and return the model."""
     model.set_attn_implementation(implementation)
     return model
 
 
 @dataclass(frozen=True)
 class Attention(Technique):
-    """Switches off what transformers does by default: `sdpa`, PyTorch's `scaled_dot_product_attention`.
+    """The implementation of attention is chosen; the default is `sdpa`, PyTorch's `scaled_dot_product_attention`.
 
     `eager` computes attention step by step and keeps the probabilities of every layer, B · n_head · T² values, until
     the backward pass. The fused kernels behind `sdpa` keep one number a row and compute the rest again: Dao et al.,
@@ -37,13 +37,13 @@ class Attention(Technique):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.implementation == "sdpa":  # of a model that has the other
-            # `object`, because the dataclass is frozen
-            object.__setattr__(self, "leaves", {"activations": 0.6})
+        # A plan offers `sdpa` to a training that has `eager` attention. `object`, because the dataclass is frozen.
+        if self.implementation == "sdpa":
+            object.__setattr__(self, "remaining_shares", {"activations": 0.6})
             object.__setattr__(self, "slower", -0.1)
 
     def model_arguments(self, family: ModelFamily) -> Arguments:
         return {"attn_implementation": self.implementation}
 
-    def loaded_model(self, family: ModelFamily) -> Call:
+    def change_loaded_model(self, family: ModelFamily) -> Call:
         return Call(set_attention, {"implementation": self.implementation})

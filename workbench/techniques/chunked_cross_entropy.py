@@ -12,13 +12,13 @@ from workbench.base.settings import setting
 from workbench.models.family import on_meta
 from workbench.techniques.base import Call, Stage, Technique
 
-# of Gemma, Granite, Cohere
+# Settings of configs whose models change their logits after the head: Gemma, Granite and Cohere.
 CHANGES_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
 @cache
 def linear_cross_entropy() -> Any:
-    """The autograd function. Defined on first use, so that torch is imported no earlier than it is needed."""
+    """Define the autograd function on first use, so that torch is imported no earlier than it is needed."""
     import torch
 
     class LinearCrossEntropy(torch.autograd.Function):
@@ -51,7 +51,8 @@ def linear_cross_entropy() -> Any:
                 rows = hidden[piece]
                 targets = labels[piece]
                 counts = targets != -100
-                # the gradient of the logits is softmax minus the one-hot labels; it is made of the logits, in place
+                # The gradient of the logits is softmax minus the one-hot labels, computed in place of the logits. The
+                # label -100 is no index: it becomes 0 here, and its row is multiplied by 0 below.
                 grad = (rows @ weight.t()).float()
                 grad.sub_(grad.amax(-1, keepdim=True)).exp_()
                 grad.div_(grad.sum(-1, keepdim=True))
@@ -72,9 +73,9 @@ def linear_cross_entropy() -> Any:
 
 @contextmanager
 def without_logits(model: Any, chunk: int) -> Iterator[None]:
-    """Inside, the model's head passes hidden states on, and its loss function multiplies by the head, in chunks.
+    """Within this context, the head returns the hidden states unchanged, and the loss multiplies them by it in chunks.
 
-    The whole of `model.forward` still runs: its autocast, and what an adapter does to inputs, labels and positions.
+    All else in `model.forward` still runs: its autocast, and what an adapter does to inputs, labels and positions.
     """
     import torch
 
@@ -92,8 +93,8 @@ def without_logits(model: Any, chunk: int) -> Iterator[None]:
         **_: Any,
     ) -> Any:
         hidden = logits  # transformers' name for what comes out of the head
-        # as transformers does: token t predicts t + 1, the last one nothing; the sum is divided by the labels that
-        # count, of this batch or of all that are accumulated for one step
+        # Labels are shifted as in transformers: token t predicts token t + 1, the last token none. The sum of the
+        # losses is divided by the number of labels that count: in this batch, or in all micro-batches of a step.
         labels = torch.nn.functional.pad(labels[..., 1:], (0, 1), value=-100).flatten()
         count = num_items_in_batch
         if count is None:
@@ -112,14 +113,14 @@ def without_logits(model: Any, chunk: int) -> Iterator[None]:
     try:
         yield
     finally:
-        del head.forward  # that of its class is there again
+        del head.forward  # uncovers the method of its class
         base.loss_function = plain_loss
 
 
 def chunk_loss(trainer: Any, chunk: int) -> None:
-    """The trainer computes its loss without all logits at once, `chunk` rows at a time.
+    """Let the trainer compute its loss from `chunk` rows of logits at a time.
 
-    Where it is asked for the logits themselves, as for `compute_metrics` and by `predict`, they are computed as ever.
+    Where the logits themselves are needed, as for `compute_metrics` and by `predict`, they are computed as ever.
     """
     plain_compute_loss = trainer.compute_loss
     plain_prediction_step = trainer.prediction_step
@@ -149,11 +150,12 @@ def chunk_loss(trainer: Any, chunk: int) -> None:
 
 @dataclass(frozen=True)
 class ChunkedCrossEntropy(Technique):
-    """The logits (B·T, V) are never whole: a chunk of them is made, used and dropped, and made again in the backward.
+    """The logits (B·T, V) never exist as a whole: each chunk is computed, used and dropped.
 
-    It is gradient checkpointing for the head and the loss. Wijmans et al., "Cut Your Losses in Large-Vocabulary
-    Language Models", arXiv 2411.09009. PyTorch 2.13 has `torch.nn.functional.linear_cross_entropy`, which makes the
-    gradients in the forward pass and keeps them until the backward pass.
+    The backward pass computes the chunks again: it is gradient checkpointing for the head and the loss. Wijmans et
+    al., "Cut Your Losses in Large-Vocabulary Language Models", arXiv 2411.09009. PyTorch 2.13 has
+    `torch.nn.functional.linear_cross_entropy`, which makes the gradients in the forward pass and keeps them until the
+    backward pass.
     """
 
     chunk: int = setting(256, "rows of logits that exist at a time", minimum=1)
@@ -175,9 +177,7 @@ class ChunkedCrossEntropy(Technique):
 
         head = model.get_output_embeddings()
         if type(head) is not torch.nn.Linear or head.bias is not None:
-            fault = f"is {type(head).__name__}"
-            if type(head) is torch.nn.Linear:
-                fault = "has a bias"
+            fault = "has a bias" if type(head) is torch.nn.Linear else f"is {type(head).__name__}"
             raise ConfigurationError(
                 f"{self.name}: the head must be a plain linear layer without bias, and {fault}. "
                 f"Leave {self.name} out, or the head out of what is quantized or adapted."
@@ -187,11 +187,11 @@ class ChunkedCrossEntropy(Technique):
         return Call(chunk_loss, self.settings())
 
     def check_loss(self, model: Any, trainer: Any = None) -> None:
-        """It must be the one that the model's own head makes: whoever makes it of the logits would get none."""
+        """Refuse a loss that may use the logits: inside this technique there are none."""
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         loss_name = getattr(base.loss_function, "__name__", "a loss function of its own")
         maker = ""
-        if not _of_transformers(type(base).forward):
+        if not _is_of_transformers(type(base).forward):
             maker = f"forward() of {type(base).__name__}"
         elif loss_name != "ForCausalLMLoss":
             maker = loss_name
@@ -205,17 +205,17 @@ class ChunkedCrossEntropy(Technique):
 
 
 def _maker_of_loss(trainer: Any) -> str:
-    """What of a Trainer makes the loss in a way of its own; empty if nothing does."""
+    """Name the part of a Trainer that computes the loss in another way; empty if transformers' own method does."""
     if trainer.label_smoother is not None:
         return "label smoothing"
     if trainer.compute_loss_func is not None:
         return "compute_loss_func"
     if getattr(trainer.args, "use_liger_kernel", False):
         return "Liger's kernel"
-    if not _of_transformers(type(trainer).compute_loss):
+    if not _is_of_transformers(type(trainer).compute_loss):
         return f"compute_loss() of {type(trainer).__name__}"
     return ""
 
 
-def _of_transformers(function: Any) -> bool:
+def _is_of_transformers(function: Any) -> bool:
     return str(function.__module__).startswith("transformers.")

@@ -13,25 +13,28 @@ from workbench.techniques.base import Arguments, Call, Capability, Stage, Techni
 
 
 def map_from_disk(dataset: Any) -> Any:
-    """The same rows from files in TMPDIR that are mapped into memory; the files go with the dataset, or if it fails."""
+    """Write a dataset to files in TMPDIR, and return it mapped from them into memory.
+
+    The files are deleted with the dataset that is returned, or if writing fails.
+    """
     from datasets import load_from_disk
 
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="blocks-", ignore_cleanup_errors=True))
         dataset.save_to_disk(folder)
         mapped = load_from_disk(folder)
-        # from here on the files go with the dataset, not with an error
+        # An error no longer deletes the files; the end of the dataset does.
         weakref.finalize(mapped, stack.pop_all().close)
     return mapped
 
 
 @dataclass(frozen=True)
 class DataLoading(Technique):
-    """The same batches in the same order, so the same losses; device memory is that of a batch, whoever makes it.
+    """Batches are read and made in other ways, and stay the same in the same order: so the losses stay the same.
 
-    Memory-mapped blocks are pages of a file, read when touched and dropped when the machine needs the room (datasets
-    documentation, "Load"). Workers are processes that prepare the next batches meanwhile (`torch.utils.data`,
-    "Multi-process data loading").
+    Device memory holds one batch, whichever process made it. Memory-mapped blocks are pages of a file, read when
+    touched and dropped when the machine needs the room (datasets documentation, "Load"). Workers are processes that
+    prepare the next batches during a step (`torch.utils.data`, "Multi-process data loading").
     """
 
     memory_mapped: bool = setting(True, "blocks in a file that is mapped, instead of in the process's own memory")
@@ -47,9 +50,7 @@ class DataLoading(Technique):
             raise ConfigurationError(f"{self.name}: this is how every recipe loads its data. Change one of the two.")
 
     def dataset(self) -> Call | None:
-        if self.memory_mapped:
-            return Call(map_from_disk)
-        return None
+        return Call(map_from_disk) if self.memory_mapped else None
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
         return {**arguments, "dataloader_num_workers": self.num_workers}

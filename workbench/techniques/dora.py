@@ -1,4 +1,4 @@
-"""DoRA: LoRA for the direction of a matrix's columns, and a learned length for each of them."""
+"""DoRA: LoRA learns the directions of a matrix's columns, and a vector their lengths."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from workbench.techniques.low_rank import LowRank
 
 @dataclass(frozen=True)
 class Dora(LowRank):
-    """W' = m · V / ‖V‖ with V = W + (alpha / rank) · A·B; A (C, rank), B (rank, D) and the D lengths m are trained.
+    """W' = m · V / ‖V‖ with V = W + (alpha / rank) · B·A is used; A (rank, C), B (D, rank) and D lengths m are trained.
 
     Liu et al., "DoRA: Weight-Decomposed Low-Rank Adaptation", arXiv 2402.09353. ‖V‖ is taken for each of the D outputs
     and starts equal to m, so training starts from the model as it is. It is a constant for the gradient (section 4.3),

@@ -1,4 +1,4 @@
-"""Fused GELU: the same activation function as one operation, which keeps its input and nothing else."""
+"""Fused GELU: one operation computes the activation function, and keeps its input and nothing else."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,11 @@ from workbench.techniques.base import Arguments, Call, Stage, Technique
 
 
 def fuse_gelu(model: Any, settings: dict[str, str]) -> Any:
-    """The model, whose activations that are written out in Python are one kernel each; so says its config too."""
+    """Replace the activations that are written out in Python by one kernel each, and return the model.
+
+    Args:
+        settings: the names of the activations in the model's config, which say the same then.
+    """
     from transformers.activations import ACT2FN, NewGELUActivation
 
     for module in model.modules():
@@ -25,9 +29,9 @@ def fuse_gelu(model: Any, settings: dict[str, str]) -> Any:
 class FusedGelu(Technique):
     """GPT-2's `gelu_new` is written out in Python: x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))).
 
-    Its backward pass keeps three intermediate results of shape (B, T, 4C) in every block: x/2, the tanh, and 1 + tanh.
-    `gelu_pytorch_tanh` is the same formula as one kernel of PyTorch's, `gelu(approximate="tanh")`, which keeps x alone.
-    Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", arXiv 1606.08415.
+    Its backward pass keeps three intermediate results of shape (B, T, 4C) in every block: x/2, the tanh, and 1 +
+    tanh. `gelu_pytorch_tanh` computes the same formula in one kernel of PyTorch's, `gelu(approximate="tanh")`, which
+    keeps x alone. Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", arXiv 1606.08415.
     """
 
     stage = Stage.ARCHITECTURE
@@ -42,5 +46,5 @@ class FusedGelu(Technique):
     def model_arguments(self, family: ModelFamily) -> Arguments:
         return {**family.fused_activation}
 
-    def loaded_model(self, family: ModelFamily) -> Call:
+    def change_loaded_model(self, family: ModelFamily) -> Call:
         return Call(fuse_gelu, {"settings": family.fused_activation})

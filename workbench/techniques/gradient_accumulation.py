@@ -1,4 +1,4 @@
-"""Gradient accumulation: the effective batch in k micro-batches, one optimizer step for all of them."""
+"""Gradient accumulation: the effective batch is cut into k micro-batches, with one optimizer step for all of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from workbench.techniques.base import Arguments, Capability, Stage, Technique, d
 
 @dataclass(frozen=True)
 class GradientAccumulation(Technique):
-    """Activations and logits shrink with the micro-batch; gradients, which are summed in place, do not.
+    """Activations and logits shrink with the micro-batch; gradients do not, since they are summed in place.
 
     The Trainer divides by the number of tokens of the whole effective batch, so the gradient is that of the large
     batch up to rounding (Hugging Face, "Fixing gradient accumulation", 2024).
@@ -28,7 +28,7 @@ class GradientAccumulation(Technique):
         super().__post_init__()
         share = 1 / self.steps
         # `object`, because the dataclass is frozen
-        object.__setattr__(self, "leaves", {"activations": share, "logits_and_loss": share})
+        object.__setattr__(self, "remaining_shares", {"activations": share, "logits_and_loss": share})
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
         batch = arguments["per_device_train_batch_size"]
@@ -45,6 +45,6 @@ class GradientAccumulation(Technique):
         }
 
     @classmethod
-    def there(cls, arguments: Arguments, seen: Mapping[str, Any]) -> Technique | None:
+    def find_in(cls, arguments: Arguments, facts: Mapping[str, Any]) -> Technique | None:
         steps = arguments.get("gradient_accumulation_steps", 1)
         return cls(steps) if steps > 1 else None

@@ -11,12 +11,16 @@ from workbench.techniques.base import Arguments, Call, Capability, Stage, Techni
 
 
 def checkpoint_blocks(model: Any, every_n_layers: int, use_reentrant: bool, offload: bool) -> Any:
-    """The model, which keeps only the inputs of every n-th transformer block, and runs these blocks again."""
+    """Let a model keep only the input of every n-th transformer block and run these blocks again; return the model.
+
+    Args:
+        offload: the inputs wait in host memory.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     # transformers 5.23 renamed the method; 5.17 has only the older name
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    offloading = {"offload": True} if offload else {}  # an older one has no such argument
+    offloading = {"offload": True} if offload else {}  # an older transformers has no such argument
     enable({"use_reentrant": use_reentrant}, **offloading)
     model.config.use_cache = False
     blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -26,38 +30,40 @@ def checkpoint_blocks(model: Any, every_n_layers: int, use_reentrant: bool, offl
 
 
 def checkpoint_to_nowhere(model: Any, every_n_layers: int, use_reentrant: bool, offload: bool) -> Any:
-    """For a prediction: what `checkpoint_blocks` leaves on the host takes nothing, and comes back contiguous and new.
+    """Do the work of `checkpoint_blocks` with `offload` for a prediction, in which the host's memory does not count.
 
-    So does PyTorch's `save_on_cpu`, in which transformers wraps the checkpoint of a block.
+    An input that is saved takes nothing, and a new, contiguous tensor comes back. That is how PyTorch's `save_on_cpu`
+    allocates on the device, in which transformers wraps the checkpoint of a block.
     """
     import torch
     from torch.autograd.graph import saved_tensors_hooks
 
-    def come_back(saved: tuple[Any, Any]) -> Any:
+    def bring_back(saved: tuple[Any, Any]) -> Any:
         shape, dtype = saved
         return torch.empty(shape, dtype=dtype)
 
-    def in_hooks(checkpoint: Any) -> Any:
-        def saved_nowhere(*args: Any, **kwargs: Any) -> Any:
-            with saved_tensors_hooks(lambda saved: (saved.size(), saved.dtype), come_back):
+    def with_hooks(checkpoint: Any) -> Any:
+        def save_nowhere(*args: Any, **kwargs: Any) -> Any:
+            with saved_tensors_hooks(lambda saved: (saved.size(), saved.dtype), bring_back):
                 return checkpoint(*args, **kwargs)
 
-        return saved_nowhere
+        return save_nowhere
 
     model = checkpoint_blocks(model, every_n_layers, use_reentrant, offload=False)
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
-            module._gradient_checkpointing_func = in_hooks(module._gradient_checkpointing_func)
+            module._gradient_checkpointing_func = with_hooks(module._gradient_checkpointing_func)
     return model
 
 
 @dataclass(frozen=True)
 class GradientCheckpointing(Technique):
-    """Keeps only the input of every n-th transformer block and runs those blocks again during the backward pass.
+    """Every n-th transformer block keeps only its input; the backward pass runs those blocks again.
 
     Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174. A key-value cache cannot be kept,
-    since the recomputation would fill it a second time. With `offload` the inputs wait in page-locked host memory
-    (transformers' own, `torch.autograd.graph.save_on_cpu`); the copies are waited for, and no record counts them.
+    since the recomputation would fill it a second time. With `offload` the inputs wait in page-locked host memory, by
+    transformers' own use of `torch.autograd.graph.save_on_cpu`. Computation waits for the copies, and no record counts
+    them.
     """
 
     every_n_layers: int = setting(1, "checkpoint every n-th transformer block; 1 is all of them", minimum=1)
@@ -80,18 +86,18 @@ class GradientCheckpointing(Technique):
         return Call(checkpoint_blocks, self.settings())
 
     def switches(self) -> Arguments:
-        # a dataclass keeps the defaults of its fields as class attributes
+        # A dataclass keeps the defaults of its fields as class attributes.
         changed = {name: value for name, value in self.settings().items() if value != getattr(type(self), name)}
         return {"activation_checkpointing": True, "activation_checkpointing_kwargs": changed or None}
 
     def stand_in(self) -> Technique:
-        """With `offload`, the inputs of blocks leave a shadow's device: its tensors are all on one."""
+        """Replace `offload`: all tensors of a shadow are on one device, so that inputs could not leave it."""
         if not self.offload:
             return self
         return self.replacing(model=lambda technique, family: Call(checkpoint_to_nowhere, technique.settings()))
 
     @classmethod
-    def there(cls, arguments: Arguments, seen: Mapping[str, Any]) -> Technique | None:
+    def find_in(cls, arguments: Arguments, facts: Mapping[str, Any]) -> Technique | None:
         # transformers 5.23 renamed the argument; 5.17 has only the older name
         by_argument = arguments.get("activation_checkpointing") or arguments.get("gradient_checkpointing")
-        return cls() if by_argument or seen["recomputes"] else None
+        return cls() if by_argument or facts["recomputes"] else None

@@ -11,7 +11,7 @@ from workbench.techniques.base import Adapter, Call, add_adapter
 
 @dataclass(frozen=True)
 class Ia3(Adapter):
-    """In every block of GPT-2, the 3 C outputs of `c_attn` and the 4 C inputs of the MLP's `c_proj` get factors.
+    """The 3 C outputs of `c_attn` and the 4 C inputs of the MLP's `c_proj` get factors, in every block of GPT-2.
 
     Liu et al., "Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context Learning", arXiv
     2205.05638. The paper scales keys and values; GPT-2 computes them in one matrix with the queries, so PEFT scales
@@ -43,7 +43,7 @@ class Ia3(Adapter):
         return add_adapter(
             IA3Config,
             target_modules=constants.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING[model_type],
-            # of these the inputs are scaled, not the outputs
+            # PEFT scales the inputs of these matrices, and the outputs of the others.
             feedforward_modules=constants.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING[model_type],
             fan_in_fan_out=family.matrices_are_transposed,
         )

@@ -7,7 +7,7 @@ from workbench.techniques.low_rank import LowRank
 
 @dataclass(frozen=True)
 class Lora(LowRank):
-    """W is frozen; W + (alpha / rank) · A·B is used, and only A and B are trained.
+    """W is frozen; W + (alpha / rank) · B·A is used, and only A and B are trained.
 
     Gradients and optimizer states exist for A and B alone. Activations hardly shrink: the gradient still flows through
     every layer.

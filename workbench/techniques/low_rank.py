@@ -1,4 +1,4 @@
-"""What LoRA and its relatives share: the settings of a low-rank update, and how PEFT is asked for it."""
+"""The base of LoRA and its relatives: the settings of a low-rank update, and the config of PEFT's that they make."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +11,11 @@ from workbench.techniques.base import Adapter, Arguments, Call, add_adapter
 
 @dataclass(frozen=True)
 class LowRank(Adapter):
-    """Base of the techniques that add (alpha / rank) · A·B to frozen matrices, A (C, rank) and B (rank, D).
+    """Base of the techniques that add (alpha / rank) · B·A to frozen matrices W (D, C), with A (rank, C), B (D, rank).
 
-    Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685. The customary learning rate is
-    ten times that of full fine-tuning (Schulman et al., "LoRA Without Regret", 2025).
+    Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685. A takes C inputs to `rank`
+    numbers, and B these to D outputs; A starts at random and B as 0, so training starts from the model as it is. The
+    customary learning rate is ten times that of full fine-tuning (Schulman et al., "LoRA Without Regret", 2025).
     """
 
     rank: int = setting(8, "rank of the update", minimum=1)
@@ -42,23 +43,23 @@ class LowRank(Adapter):
         super().check_config(config)
 
     def matrices(self, family: ModelFamily) -> list[str]:
-        """The names of the matrices that are adapted."""
+        """Return the names of the matrices that are adapted."""
         from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
 
         if self.targets == "all-linear":
             return list(family.matrices)
         if self.targets != "auto":
             return self.targets.split("+")
-        # queries and values are what PEFT adapts of most kinds; a model without matrices of these names has all adapted
+        # For most kinds of models PEFT adapts queries and values. Where no matrix has these names, all are adapted.
         usual = USUAL.get(family.model_type, ("q_proj", "v_proj"))
         return [name for name in usual if name in family.matrices] or list(family.matrices)
 
     def update(self, family: ModelFamily) -> Arguments:
-        """The settings of `LoraConfig`, without those that have its own defaults."""
+        """Return the settings of `LoraConfig`, without those that are its defaults."""
         settings = {"r": self.rank, "lora_alpha": self.alpha, "target_modules": self.matrices(family)}
         if self.dropout:
             settings["lora_dropout"] = self.dropout
-        if family.matrices_are_transposed:  # stored (in, out), as GPT-2's `Conv1D` does
+        if family.matrices_are_transposed:  # GPT-2's `Conv1D` stores (in, out)
             settings["fan_in_fan_out"] = True
         return settings
 

@@ -13,7 +13,7 @@ SCALED_OTHERWISE = "DeepSpeed scales the loss in its own way, not yet held again
 
 @dataclass(frozen=True)
 class MixedPrecision(Technique):
-    """Autocast: the weights stay fp32 and are cast at each use; what the matrix products save is half as large.
+    """Autocast casts the weights at each use and leaves them fp32; what matrix products save takes half the bytes.
 
     Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740. fp16 needs loss scaling, since small gradients
     would round to zero; bf16 has the exponent range of fp32 and does not.
@@ -28,7 +28,7 @@ class MixedPrecision(Technique):
         super().__post_init__()
         if self.dtype == "fp16":
             object.__setattr__(self, "brings", frozenset({Capability.LOSS_SCALING}))
-            object.__setattr__(self, "unsharded", {"deepspeed": SCALED_OTHERWISE})
+            object.__setattr__(self, "why_not_on_shards", {"deepspeed": SCALED_OTHERWISE})
 
     def missing(self, device: Device) -> str | None:
         if self.dtype == "fp16" and device.kind == "cpu":
@@ -42,15 +42,14 @@ class MixedPrecision(Technique):
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
-        if compute_capability is None or compute_capability >= NATIVE_BF16:
-            return (cls(dtype="bf16"),)
-        return (cls(dtype="fp16"),)
+        has_bf16 = compute_capability is None or compute_capability >= NATIVE_BF16
+        return (cls(dtype="bf16" if has_bf16 else "fp16"),)
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
         return {**arguments, self.dtype: True}
 
     @classmethod
-    def there(cls, arguments: Arguments, seen: Mapping[str, Any]) -> Technique | None:
+    def find_in(cls, arguments: Arguments, facts: Mapping[str, Any]) -> Technique | None:
         for dtype in ("fp16", "bf16"):
             if arguments.get(dtype):
                 return cls(dtype)

@@ -1,4 +1,4 @@
-"""What the two kinds of offloading share: where tensors wait, what that takes there, and when it is refused."""
+"""The base of the two kinds of offloading: the places where tensors wait, with an account of what they hold."""
 
 import tempfile
 import weakref
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 
 class HostMemory:
-    """Page-locked host memory. The copies run on the GPU's current stream, in order with what computes there."""
+    """Page-locked host memory. Copies run on the GPU's current stream, in order with its other work."""
 
     def allocate(self, like: "torch.Tensor") -> Any:
-        """Room for a tensor's elements; nothing is written there yet."""
+        """Return room for a tensor's elements, without writing anything."""
         return like.new_empty(like.numel(), device="cpu", pin_memory=True)
 
     def store(self, room: Any, start: int, data: "torch.Tensor") -> None:
-        """Write a tensor of one dimension, from element `start` of the room on."""
+        """Write `data`, a tensor of one dimension, from element `start` of the room on."""
         room[start : start + len(data)].copy_(data, non_blocking=True)
 
     def load(self, room: Any, start: int, buffer: "torch.Tensor") -> None:
-        """Fill a tensor of one dimension, from element `start` of the room on."""
+        """Fill `buffer`, a tensor of one dimension, from element `start` of the room on."""
         buffer.copy_(room[start : start + len(buffer)], non_blocking=True)
 
     def close(self) -> None:
-        """Nothing that waits here is needed any more."""
+        """Do nothing: the memory goes with its tensors."""
 
 
 class DiskFile:
-    """A file without a name in TMPDIR: its space is free again when the last user is gone, even after a kill."""
+    """A file without a name in TMPDIR. Its space is free again when its last user is gone, even after a kill."""
 
     def __init__(self) -> None:
         self.file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by the finalizer
@@ -46,19 +46,19 @@ class DiskFile:
         self.nbytes = 0
 
     def allocate(self, like: "torch.Tensor") -> Any:
-        """The offset of the room in the file, in bytes."""
+        """Return the offset of the room in the file, in bytes."""
         room = self.nbytes
         self.nbytes += like.nbytes
         return room
 
     def store(self, room: Any, start: int, data: "torch.Tensor") -> None:
-        """Raises OSError when the disk is full."""
+        """Write the bytes of `data`. Raises OSError when the disk is full."""
         self.file.seek(room + start * data.element_size())
         self.file.write(as_bytes(data.cpu()))
         self.file.flush()
 
     def load(self, room: Any, start: int, buffer: "torch.Tensor") -> None:
-        host = buffer.cpu()  # the buffer itself, if that is where it is
+        host = buffer.cpu()  # `cpu` returns the buffer itself if it is there already
         self.file.seek(room + start * buffer.element_size())
         data = as_bytes(host)
         if self.file.readinto(data) != len(data):
@@ -68,7 +68,7 @@ class DiskFile:
 
 
 def as_bytes(tensor: Any) -> Any:
-    """The memory of a tensor of the CPU, for files; NumPy knows no bfloat16."""
+    """Return the memory of a tensor on the CPU as bytes, because NumPy knows no bfloat16."""
     import torch
 
     return tensor.view(torch.uint8).numpy().data
@@ -78,8 +78,7 @@ PLACES: dict[str, tuple[type[Any], Account]] = {"cpu": (HostMemory, HOST), "disk
 
 
 class Nowhere(HostMemory):
-    """For predictions: what waits outside of the device takes nothing of it, and what comes back fills a buffer that is
-    there already."""
+    """A place for predictions, which keeps nothing: copies outside of the device take none of its memory."""
 
     def allocate(self, like: "torch.Tensor") -> None:
         pass
@@ -92,17 +91,19 @@ class Nowhere(HostMemory):
 
 
 class Room:
-    """Room at a place, which is in the account as long as this object lives."""
+    """Room at a place. The account counts it as long as this object lives."""
 
     def __init__(self, room: Any) -> None:
         self.room = room
 
 
-class Counted:
-    """A place with an account of what it holds and moves, and a clear message when the disk is full.
+class AccountedPlace:
+    """A place with an account of the bytes that it holds and moves, and a clear message when the disk is full.
 
     Args:
-        owner: the technique, and `what` it keeps there, for the message.
+        place: the class of the place.
+        owner: the name of the technique, for the message.
+        what: the tensors that it keeps there, for the message.
     """
 
     def __init__(self, place: type[Any], account: Account, owner: str, what: str) -> None:
@@ -144,16 +145,17 @@ class Offloading(Technique):
     to: str = setting("cpu", "where they wait: host memory, or a file in TMPDIR", choices=("cpu", "disk"))
 
     stage = Stage.WRAP
-    what: ClassVar[str]  # the tensors that wait there, in words
+    what: ClassVar[str]  # names the tensors that wait there, for messages
 
     @property
     def place(self) -> type[Any]:
+        """The class of the place, as a script uses it."""
         return PLACES[self.to][0]
 
-    def counted(self) -> dict[str, Any]:
-        """The same place with an account, as a run needs it."""
+    def with_account(self) -> dict[str, Any]:
+        """Return the argument `place` as a run passes it: the place with an account."""
         _, account = PLACES[self.to]
-        return {"place": partial(Counted, self.place, account, self.name, self.what)}
+        return {"place": partial(AccountedPlace, self.place, account, self.name, self.what)}
 
     def missing(self, device: Device) -> str | None:
         if self.to == "cpu" and device.kind != "cuda":
@@ -167,10 +169,9 @@ class Offloading(Technique):
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
-        if compute_capability is None:  # a CPU's memory is the host's already
-            return (cls(to="disk"),)
-        return (cls(),)
+        # A CPU computes in the host's memory.
+        return (cls(to="disk" if compute_capability is None else "cpu"),)
 
     def stand_in(self) -> Technique:
-        """The same tensors go and come back at the same moments; their copies take no memory of the device."""
+        """Return the technique with a place that keeps nothing, since copies take no memory of the device."""
         return self.replacing(place=Nowhere)

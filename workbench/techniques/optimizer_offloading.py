@@ -10,7 +10,7 @@ from workbench.techniques.offloading import Offloading
 
 
 def streaming_adamw(states: Any, chunk: int, fused: bool) -> Any:
-    """An AdamW whose moments are in `states`. A step brings them to the device `chunk` elements at a time."""
+    """Define an AdamW whose moments wait at the place `states`. A step brings `chunk` elements of them at a time."""
     import torch
     from torch.optim.adamw import adamw
 
@@ -26,7 +26,7 @@ def streaming_adamw(states: Any, chunk: int, fused: bool) -> Any:
                         self.update(parameter, group)
 
         def update(self, parameter: Any, group: Any) -> None:
-            """One step of a parameter, in pieces: its moments come to the device, are used, and go back."""
+            """Step one parameter in pieces, for each of which the moments come to the device and go back."""
             state = self.state[parameter]
             is_new = not state
             if is_new:
@@ -56,7 +56,7 @@ def streaming_adamw(states: Any, chunk: int, fused: bool) -> Any:
             step: Any,
             group: Any,
         ) -> None:
-            """PyTorch's own kernel, on a part of a parameter."""
+            """Step a part of a parameter by PyTorch's own kernel."""
             average, average_of_squares = moments
             kernel: Any = adamw
             kernel(
@@ -65,7 +65,7 @@ def streaming_adamw(states: Any, chunk: int, fused: bool) -> Any:
                 [average],
                 [average_of_squares],
                 [],
-                [step.clone()],  # the kernel counts the step; there is one for all pieces
+                [step.clone()],  # the kernel counts up the step, which is the same for all pieces
                 foreach=False,
                 fused=fused,
                 amsgrad=False,
@@ -88,16 +88,16 @@ def streaming_adamw(states: Any, chunk: int, fused: bool) -> Any:
 
 
 def offload_optimizer(trainer: Any, place: Callable[[], Any], chunk: int) -> None:
-    """The trainer steps with AdamW, whose moments are at a place outside of the device's memory."""
+    """Let the trainer step with AdamW, whose moments wait at a place outside of the device's memory."""
     _, options = trainer.get_optimizer_cls_and_kwargs(trainer.args)
-    # the kernel that the trainer would use, so that the rounding is the same
+    # Take the kernel that the trainer would use, so that the rounding is the same.
     fused = options.pop("fused", False)
     trainer.optimizer_cls_and_kwargs = (streaming_adamw(place(), chunk, fused), options)
 
 
 @dataclass(frozen=True)
 class OptimizerOffloading(Offloading):
-    """Streams the two moments to the device, a chunk at a time, and steps there with PyTorch's own AdamW kernel.
+    """The two moments visit the device, a chunk at a time, where PyTorch's own AdamW kernel steps.
 
     16 bytes a parameter and step cross the bus in fp32. ZeRO-Offload (Ren et al., arXiv 2101.06840) moves 8 instead:
     the gradients go to the host, and the processor steps on its own fp32 copy of the weights.
@@ -109,9 +109,9 @@ class OptimizerOffloading(Offloading):
     what = "optimizer states"
     brings = frozenset({Capability.OPTIMIZER})
     forbids = frozenset({Capability.OPTIMIZER})
-    # the moments are on the host or on a disk, and the optimizer's state holds their places alone
+    # The optimizer's state holds the places of the moments, and not the moments themselves.
     can_be_resumed = False
 
     def trainer(self) -> Call:
         settings = {"place": self.place, "chunk": self.chunk_elements}
-        return Call(offload_optimizer, settings, measured=self.counted())
+        return Call(offload_optimizer, settings, measured=self.with_account())

@@ -1,4 +1,4 @@
-"""Padding: examples of unequal length, filled up to equal length, instead of blocks packed from the whole text."""
+"""Padding: examples of unequal length are filled up to equal length; the text is not packed into blocks."""
 
 import re
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from typing import Any
 
 from workbench.base.errors import ConfigurationError
 from workbench.base.settings import setting
-from workbench.base.tokens import encoded
+from workbench.base.tokens import encode_text
 from workbench.techniques.base import Arguments, Call, Capability, Stage, Technique
 
 
 @dataclass(frozen=True)
 class Padding(Technique):
-    """One example a paragraph (in a play: a speech), ended by the end-of-text token, or a conversation, in pieces if
-    longer than T.
+    """An example is a paragraph (in a play: a speech), ended by the end-of-text token, or a conversation. One of more
+    than T tokens is cut into pieces.
 
     `dynamic` pads a batch to its longest example, otherwise all are padded to T ahead. `group_by_length` forms batches
     of examples of about equal length, from random groups of 50 batches, each group from long to short (transformers'
@@ -23,8 +23,8 @@ class Padding(Technique):
     batch is padded to the longest example. With accumulation the recipe's argument `train_sampling_strategy` may be
     "batch_rebalance", which deals the examples of a step out by their cost and lowers the peak.
 
-    Padding is left out of attention and loss; the label -100 marks it, by position: whoever masks every label equal to
-    the padding token masks the real ends too, where the two are the same token, as they usually are with GPT-2.
+    Padding is left out of attention and loss. Its positions get the label -100. To mask every label that equals the
+    padding token instead would mask the real ends of texts too: with GPT-2 the two are usually the same token.
     """
 
     dynamic: bool = setting(True, "pad to the longest example of the batch; false: always to T tokens")
@@ -56,7 +56,7 @@ class Padding(Technique):
 
 
 def separate_examples(text: Any, tokenizer: Any, length: int, batch: int, seed: int, pad_to_length: bool) -> Any:
-    """A training set of paragraphs or conversations. Raises ValueError if they do not fill a batch."""
+    """Make a training set of paragraphs or conversations. Raises ValueError if they do not fill an effective batch."""
     from datasets import Dataset
 
     rows = make_examples(text, tokenizer, length, batch)
@@ -71,13 +71,14 @@ def separate_examples(text: Any, tokenizer: Any, length: int, batch: int, seed: 
 
 
 def make_examples(text: Any, tokenizer: Any, length: int, batch: int) -> list[dict[str, Any]]:
-    """Paragraphs, or conversations, as rows of at most `length` tokens, in whole batches.
+    """Return paragraphs, or conversations, as rows of at most `length` tokens, in whole effective batches.
 
-    A row in which no label is predicted is left out: all of them are -100, but for the first, which none precedes.
+    A row without a label to predict is left out: all its labels are -100, or only the first is not, which no token
+    precedes.
     """
     documents = paragraphs(text, tokenizer) if isinstance(text, str) else text
     rows = []
-    for document in documents:  # pairs of a token and its label
+    for document in documents:  # a document is a list of pairs of a token and its label
         for start in range(0, len(document), length):
             ids, labels = map(list, zip(*document[start : start + length], strict=True))
             if set(labels[1:]) - {-100}:
@@ -86,18 +87,18 @@ def make_examples(text: Any, tokenizer: Any, length: int, batch: int) -> list[di
 
 
 def paragraphs(text: str, tokenizer: Any) -> Iterator[list[tuple[int, int]]]:
-    """Each paragraph as pairs of a token and its label, the token itself; the last one is the end of the text."""
+    """Yield each paragraph, ended by the end-of-text token, as pairs of a token and its label, the token itself."""
     for paragraph in filter(str.strip, re.split(r"\n\s*\n", text)):
-        tokens = [*chain.from_iterable(encoded([paragraph.strip()], tokenizer)), tokenizer.eos_token_id]
+        tokens = [*chain.from_iterable(encode_text([paragraph.strip()], tokenizer)), tokenizer.eos_token_id]
         yield [(token, token) for token in tokens]
 
 
-# The padding token is 0, but any would do: no token attends to it, and its label is -100.
+# The values of padding. Any token would do: none attends to it, and its label is -100.
 FILLING = {"input_ids": 0, "attention_mask": 0, "labels": -100}
 
 
 def pad_to(row: dict[str, Any], length: int) -> dict[str, Any]:
-    """A row with `length` tokens; the added ones are left out by the attention mask and have no label."""
+    """Return a row of `length` tokens. The attention mask leaves out the added ones, and they have no label."""
     padded = dict(row)
     for name, value in FILLING.items():
         padded[name] = row[name] + [value] * (length - len(row[name]))
@@ -105,16 +106,16 @@ def pad_to(row: dict[str, Any], length: int) -> dict[str, Any]:
 
 
 def pad(_: Any, rows: list[dict[str, list[int]]]) -> dict[str, Any]:
-    """B rows to `input_ids`, `attention_mask` and `labels`, all (B, longest); padding is not predicted.
+    """Make a batch of B rows: `input_ids`, `attention_mask` and `labels`, all (B, longest). Padding is not predicted.
 
-    It takes the place of a collator for rows of equal length, its first argument.
+    The first argument is the collator for rows of equal length, whose place it takes.
     """
     import torch
 
     longest = max(len(row["input_ids"]) for row in rows)
     padded = []
     for row in rows:
-        # blocks, of which evaluations are made, come without a mask, and without labels if all tokens count
+        # The blocks of an evaluation have no mask, and if all tokens count, no labels.
         whole = {"attention_mask": [1] * len(row["input_ids"]), "labels": row["input_ids"], **row}
         padded.append(pad_to(whole, longest))
     return {name: torch.tensor([row[name] for row in padded]) for name in FILLING}

@@ -7,17 +7,18 @@ from workbench.base.errors import ConfigurationError
 from workbench.models.family import ModelFamily
 from workbench.techniques.base import Call, Capability, VirtualTokens, add_adapter
 
-# kinds of layers, in configs that mix them
+# The kinds of layers with keys and values, in configs that mix kinds.
 ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 @dataclass(frozen=True)
 class PrefixTuning(VirtualTokens):
-    """In each of L layers, `virtual_tokens` learned keys and values (C each) stand before those of the text.
+    """Every layer has `virtual_tokens` learned keys and values (C each) before those of the text.
 
     Li and Liang, "Prefix-Tuning: Optimizing Continuous Prompts for Generation", arXiv 2101.00190. The keys and values
     are learned directly, without the paper's reparametrization by an MLP (PEFT's default, `prefix_projection=False`):
-    virtual_tokens · 2 · L · C parameters. They come to the model as a filled key-value cache and take positions.
+    virtual_tokens · 2 · L · C parameters, with L layers. They come to the model as a filled key-value cache and take
+    positions.
 
     Learned directly, keys and values need a far higher rate than through the MLP. Of 10, 30, 100 and 300 times that of
     full fine-tuning, 100 and 300 were the best on the embedded model, after 30 steps on Shakespeare. For GPT-2 that is

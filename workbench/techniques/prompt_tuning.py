@@ -9,9 +9,9 @@ from workbench.techniques.base import Call, Capability, VirtualTokens, add_adapt
 
 
 def hide_first_label(collator: Callable[..., Any], rows: Any) -> Any:
-    """The collator's batch, whose first text token is not predicted.
+    """Return the collator's batch without the label of the first text token.
 
-    The last virtual token would predict it: that would be T labels, and the Trainer divides the loss by T - 1.
+    The last virtual token would predict it: a sequence would have T labels, and the Trainer divides the loss by T - 1.
     """
     batch = collator(rows)
     batch["labels"][:, 0] = -100

@@ -11,7 +11,7 @@ from workbench.techniques.base import Arguments, Capability, Stage, Technique
 
 @dataclass(frozen=True)
 class PureBf16(Technique):
-    """The model is loaded in bf16, and what is made like its weights, gradients and Adam's averages, is bf16 too.
+    """The model is loaded in bf16. Gradients and Adam's averages are made like the weights, so they are bf16 too.
 
     bf16 keeps 8 significant bits: an update below about 1/512 to 1/256 of its weight is rounded away. Zamirai et al.,
     "Revisiting BFloat16 Training", arXiv 2010.06192, show that this, and not the rounding of activations, is what
@@ -22,9 +22,7 @@ class PureBf16(Technique):
     brings = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
 
     def missing(self, device: Device) -> str | None:
-        if device.computes_bf16:
-            return None
-        return "pure_bf16 needs compute capability 8.0 or newer. Drop it."
+        return None if device.computes_bf16 else "pure_bf16 needs compute capability 8.0 or newer. Drop it."
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
@@ -36,5 +34,5 @@ class PureBf16(Technique):
         return {"dtype": "bfloat16"}
 
     @classmethod
-    def there(cls, arguments: Arguments, seen: Mapping[str, Any]) -> Technique | None:
-        return cls() if 2 in seen["trained_itemsizes"] else None
+    def find_in(cls, arguments: Arguments, facts: Mapping[str, Any]) -> Technique | None:
+        return cls() if 2 in facts["trained_itemsizes"] else None

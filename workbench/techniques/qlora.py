@@ -51,11 +51,11 @@ class Qlora(LowRank):
         return replace(super().model(family), function=add_to_four_bits)
 
     def stand_in(self) -> Technique:
-        """Packed matrices in a model that is not loaded: nothing is asked of loading, and all is done to the model."""
-        return self.replacing(model_arguments=LowRank.model_arguments, model=Qlora.packed_model)
+        """Return the technique with nothing to do at loading: `model` packs the matrices of a model of fake tensors."""
+        return self.replacing(model_arguments=LowRank.model_arguments, model=Qlora.pack_model)
 
-    def packed_model(self, family: ModelFamily) -> Call:
-        """For a prediction, in place of `model`."""
+    def pack_model(self, family: ModelFamily) -> Call:
+        """Take the place of `model` in a prediction: pack the matrices, then add the adapter."""
         from workbench.techniques.stand_ins.qlora import add_to_packed
 
         settings = {
@@ -67,11 +67,12 @@ class Qlora(LowRank):
 
 
 def add_to_four_bits(model: Any, peft_config: Any) -> Any:
-    """The adapter beside the matrices of a model that was loaded in 4 bits."""
+    """Add the adapter beside the matrices of a model that was loaded in 4 bits."""
     from peft import get_peft_model
 
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            # else an evaluation repacks the weights for a kernel without a backward pass (bitsandbytes 0.50)
+            # If this were true, an evaluation would repack the weights for a kernel without a backward pass
+            # (bitsandbytes 0.50).
             module.support_avx512bf16_for_cpu = False
     return get_peft_model(model, peft_config)

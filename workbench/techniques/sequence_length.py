@@ -1,4 +1,4 @@
-"""Sequence length: the same text in shorter pieces, and more steps, so that as many tokens are seen."""
+"""Sequence length: the text is cut into shorter pieces, and more steps see as many tokens."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,9 +8,9 @@ from workbench.techniques.base import Call, Capability, Shape, Stage, Technique,
 
 
 def cut_rows(dataset: Any, length: int) -> Any:
-    """Rows of at most `length` tokens, cut from longer ones in their order, in every column.
+    """Cut the rows of a dataset, in every column, into rows of at most `length` tokens.
 
-    Rows in which no label is predicted, all of them -100 but the first, are left out.
+    Rows without a label to predict, all of them -100 but the first, are left out.
     """
 
     def cut(columns: Any) -> Any:
@@ -22,7 +22,7 @@ def cut_rows(dataset: Any, length: int) -> Any:
         return shorter
 
     rows = dataset.map(cut, batched=True, keep_in_memory=True)
-    if "labels" not in rows.column_names:  # then every token is a label
+    if "labels" not in rows.column_names:  # every token is a label
         return rows
     predicted = [index for index, labels in enumerate(rows["labels"]) if set(labels[1:]) - {-100}]
     return rows.select(predicted)
@@ -30,10 +30,10 @@ def cut_rows(dataset: Any, length: int) -> Any:
 
 @dataclass(frozen=True)
 class SequenceLength(Technique):
-    """Trains on blocks that are cut into equal pieces. Evaluation keeps the recipe's blocks: held-out losses compare.
+    """The training blocks are cut into equal pieces. Evaluation keeps the recipe's blocks, so held-out losses compare.
 
-    Training losses do not: a piece begins without context, and of its n tokens only n − 1 are predicted. What is
-    learned is for short contexts: with `gpt2-tiny` and 32 instead of 128 tokens, the held-out loss is better within
+    Training losses do not: a piece begins without context, and of its n tokens only n − 1 are predicted. The model
+    learns for short contexts: with `gpt2-tiny` and 32 instead of 128 tokens, the held-out loss is better within
     the first 32 tokens of a block than with a smaller batch, and worse beyond. The customary learning rate falls with
     the square root of the length, and has to: the held-out loss was 4.32 so, and 4.40 at the full rate (three seeds).
     """
@@ -41,7 +41,7 @@ class SequenceLength(Technique):
     tokens: int = setting(64, "tokens per training sequence, instead of the recipe's", minimum=2)
 
     stage = Stage.EXAMPLES
-    # a planner fits the training that was asked for: how far back a model looks is not its choice
+    # A planner keeps the training that was asked for, and does not choose how far back a model looks.
     worth_trying = ()
     forbids = frozenset({Capability.TRAINING_SET})  # it cuts packed blocks
 

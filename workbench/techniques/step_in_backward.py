@@ -1,4 +1,4 @@
-"""The optimizer's step in the backward pass: each gradient is used and dropped as soon as it is there."""
+"""The optimizer steps during the backward pass: each gradient is used and dropped as soon as it is computed."""
 
 import weakref
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from workbench.techniques.base import Arguments, Call, Capability, Stage, Techni
 
 
 def one_by_one(optimizer_class: Any, max_grad_norm: float) -> Any:
-    """A class of optimizers that step a parameter when its gradient comes, and drop the gradient.
+    """Define an optimizer that steps a parameter as soon as its gradient is computed, and drops the gradient.
 
-    Each parameter has an optimizer of the class given for itself alone.
+    It consists of one optimizer of the given class for each parameter.
     """
     import torch
 
@@ -23,7 +23,8 @@ def one_by_one(optimizer_class: Any, max_grad_norm: float) -> Any:
                 for parameter in group["params"]:
                     self.optimizers[parameter] = optimizer_class([{**group, "params": [parameter]}], **options)
             self.gather_groups()
-            # a hook that held the optimizer would hold the parameter it hangs on, in a circle that no collector sees
+            # Autograd holds the hook. If the hook held the optimizer, and so the parameter that it hangs on, that would
+            # be a cycle that Python's collector does not see.
             weak_step: Any = weakref.WeakMethod(self.step_parameter)
 
             def hook(parameter: Any) -> None:
@@ -35,7 +36,7 @@ def one_by_one(optimizer_class: Any, max_grad_norm: float) -> Any:
                 parameter.register_post_accumulate_grad_hook(hook)
 
         def gather_groups(self) -> None:
-            """The groups of all the optimizers, where the learning rate's schedule looks for them."""
+            """Gather the groups of all the optimizers where the learning rate's schedule looks for them."""
             self.param_groups = []
             for optimizer in self.optimizers.values():
                 self.param_groups += optimizer.param_groups
@@ -49,7 +50,7 @@ def one_by_one(optimizer_class: Any, max_grad_norm: float) -> Any:
 
         @state.setter
         def state(self, _: Any) -> None:
-            """PyTorch's base class sets an empty one."""
+            """Ignore the empty state that PyTorch's base class sets."""
 
         def step_parameter(self, parameter: Any) -> None:
             if max_grad_norm:
@@ -58,10 +59,10 @@ def one_by_one(optimizer_class: Any, max_grad_norm: float) -> Any:
             parameter.grad = None
 
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
-            """Nothing is left to do: the backward pass has stepped every parameter."""
+            """Do nothing: the backward pass has stepped every parameter."""
 
         def state_dict(self) -> Any:
-            """Those of all the optimizers: their class knows which states may be cast when they are loaded."""
+            """Return the state of each optimizer: its class knows which states may be cast when they are loaded."""
             return {"each": [optimizer.state_dict() for optimizer in self.optimizers.values()]}
 
         def load_state_dict(self, saved: Any) -> None:
@@ -73,19 +74,20 @@ def one_by_one(optimizer_class: Any, max_grad_norm: float) -> Any:
 
 
 def step_in_backward(trainer: Any, max_grad_norm: float) -> None:
-    """The trainer's optimizer, whichever it is, steps parameter by parameter during the backward pass."""
+    """Let the trainer's optimizer, whichever it is, step parameter by parameter during the backward pass."""
     optimizer_class, options = trainer.optimizer_cls_and_kwargs or trainer.get_optimizer_cls_and_kwargs(trainer.args)
     trainer.optimizer_cls_and_kwargs = (one_by_one(optimizer_class, max_grad_norm), options)
 
 
 @dataclass(frozen=True)
 class StepInBackward(Technique):
-    """Of all gradients only the newest lives: autograd's hook on a parameter steps and drops it.
+    """No gradient but the newest exists: autograd's hook on a parameter uses it for a step and drops it.
 
     Lv et al., "Full Parameter Fine-tuning for Large Language Models with Limited Resources" (LOMO, arXiv 2306.09782),
     for SGD; PyTorch's tutorial "How to save memory by fusing the optimizer step into the backward pass" for any. The
     gradient of a tied embedding lives from the head to the end of the backward pass. The norm of all gradients is
-    known only when the first are gone, so each is clipped by its own; without clipping the numbers are the same.
+    known only when the first gradients are gone, so each is clipped by its own norm. Without clipping the numbers are
+    those of a usual step.
     """
 
     max_grad_norm: float = setting(1.0, "each parameter's gradient is clipped to this norm; 0: not at all", minimum=0.0)

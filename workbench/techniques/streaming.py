@@ -1,4 +1,4 @@
-"""Streaming: the text is tokenised and packed while training runs; its tokens are never there as a whole."""
+"""Streaming: the text is tokenised and packed while training runs; its tokens never exist as a whole."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from itertools import islice
 from typing import Any
 
 from workbench.base.settings import setting
-from workbench.base.tokens import encoded, labelled_rows, packed
+from workbench.base.tokens import encode_text, pack_blocks, pack_conversations
 from workbench.techniques.base import Call, Capability, Stage, Technique
 
 
 @dataclass(frozen=True)
 class Streaming(Technique):
-    """The same blocks as without, in another order: only `shuffle_buffer` blocks are there to choose the next from.
+    """The blocks are those of any run, in another order: the next one is drawn from `shuffle_buffer` blocks alone.
 
     Host memory holds the buffer instead of the corpus. Device memory does not change: a batch is a batch. Datasets
     documentation, "Stream"; `IterableDataset.shuffle` explains the buffer.
@@ -36,7 +36,7 @@ def stream_examples(
     seed: int,
     shuffle_buffer: int,
 ) -> Any:
-    """Blocks that are made while they are read, the next one drawn from `shuffle_buffer` of them."""
+    """Return a dataset whose blocks are made while they are read; the next is drawn from `shuffle_buffer` of them."""
     from datasets import IterableDataset
 
     source = {"text": text, "tokenizer": tokenizer, "length": length, "batch": batch}
@@ -45,18 +45,18 @@ def stream_examples(
 
 
 def stream_blocks(text: Any, tokenizer: Any, length: int, batch: int) -> Iterator[dict[str, list[int]]]:
-    """Blocks of `length` tokens, in whole batches.
+    """Yield blocks of `length` tokens, in whole effective batches.
 
-    The text is tokenised in the same pieces as for packed blocks; conversations come with their tokens, and are packed
-    in the same way.
+    The text is tokenised in the same pieces as for packed blocks. Conversations come with their tokens, and are packed
+    as without streaming.
     """
     if isinstance(text, str):
-        blocks = packed(encoded([text], tokenizer), length)
+        blocks = pack_blocks(encode_text([text], tokenizer), length)
         all_rows: Iterator[Any] = ({"input_ids": block, "labels": block} for block in blocks)
     else:
-        all_rows = labelled_rows(text, length)
+        all_rows = pack_conversations(text, length)
     while True:
         rows = list(islice(all_rows, batch))
-        if len(rows) < batch:  # the rest of the text does not fill one
+        if len(rows) < batch:  # the rest of the text does not fill a batch
             return
         yield from rows

@@ -1,9 +1,9 @@
-"""Conversations, read by `formats`, to tokens of which the answers count.
+"""Conversations, which `formats` has read, become tokens with labels; usually only the answers count in the loss.
 
-Tokens and labels are those of TRL's SFTTrainer (1.16, `assistant_only_loss`, `completion_only_loss`): of messages the
-assistant's turns count, of a prompt and its completion the completion. Two texts are joined as they are and ended by
-the tokenizer's end of text; messages are written by its chat template. Where that has no `{% generation %}`, which TRL
-asks for, an answer is what the template adds to the conversation before it.
+Tokens and labels are those of TRL's SFTTrainer (1.16, `assistant_only_loss`, `completion_only_loss`): in messages the
+assistant's turns count, and after a prompt its completion. Prompt and completion are joined as they are and ended by
+the tokenizer's end of text; messages are written by its chat template. Where a template has no `{% generation %}`,
+which TRL requires, an answer is what the template adds to the conversation before it.
 """
 
 import json
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 ANSWERS = "answers"
 ALL = "all"
-LOSSES = (ANSWERS, ALL)
+LOSSES = (ANSWERS, ALL)  # the choices of what counts
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# how messages are written for a tokenizer that has no template, such as GPT-2's: a line for each, and calls in JSON
+# The template for tokenizers that have none, such as GPT-2's: a line for each message, and calls in JSON.
 TEMPLATE = (
     "{% if tools %}{{ 'tools: ' + tools | tojson + '\n' }}{% endif %}{% for message in messages %}"
     "{% if message.tool_calls %}{{ message.role + ': ' + (message.content or '') + "
@@ -32,24 +32,29 @@ TEMPLATE = (
 
 
 def template_of(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """The tokenizer's own chat template, or TEMPLATE."""
+    """Return the tokenizer's own chat template, or TEMPLATE."""
     return tokenizer.get_chat_template() if tokenizer.chat_template else TEMPLATE
 
 
-def labelled(line: str, tokenizer: "PreTrainedTokenizerBase", loss: str) -> list[tuple[int, int]]:
-    """The tokens of a conversation, each with its label: itself, or IGNORED if it does not count.
+def label_tokens(line: str, tokenizer: "PreTrainedTokenizerBase", loss: str) -> list[tuple[int, int]]:
+    """Return the tokens of a conversation, each with its label: the token itself, or IGNORED if it does not count.
+
+    Args:
+        line: the conversation in JSON.
+        loss: ANSWERS or ALL.
 
     Raises:
-        ValueError: the template writes the beginning of the conversation otherwise than the whole, so that nothing
-            tells where an answer begins; or whatever the template raises.
+        ValueError: the template writes the beginning of the conversation in another way than in the whole, so that
+            nothing tells where an answer begins. Besides, whatever the template raises.
     """
     return labels_of(json.loads(line), tokenizer, template_of(tokenizer), loss == ANSWERS)
 
 
 def labels_of(row: Any, tokenizer: Any, template: str, answers: bool = True) -> list[tuple[int, int]]:
-    """The tokens of a conversation, each with its label: itself where an answer is, or everywhere.
+    """Return the tokens of a conversation, each with its label: the token itself if it counts, or -100.
 
-    The template marks what is an answer, or else it is what the template adds to the conversation before it.
+    With `answers`, only tokens of answers count: those that the template marks, or else those of the text that the
+    template adds to the conversation before the answer. Otherwise every token counts.
     """
     parts, write = parts_of(row, tokenizer, template)
     marks = None
@@ -61,12 +66,13 @@ def labels_of(row: Any, tokenizer: Any, template: str, answers: bool = True) -> 
             return_assistant_tokens_mask=True,
             tokenizer_kwargs={"verbose": False},
         )
+        # For each token, 1 if the template marks it as an answer. It marks answers that do not count, too.
         marks = marked["assistant_masks"]
         if all(is_counted(part) for part in parts):
             ids = marked["input_ids"]
             return [(token, token if counts else IGNORED) for token, counts in zip(ids, marks, strict=True)]
     text = write(parts)
-    counted = bytearray(len(text))  # a character each: 1 where it counts
+    counted = bytearray(len(text))  # for each character, 1 if it counts
     turns = turns_of(row, parts) if answers else []
     for first, last in turns:
         before = write(parts[:first], add_generation_prompt=True) if first else ""
@@ -74,7 +80,7 @@ def labels_of(row: Any, tokenizer: Any, template: str, answers: bool = True) -> 
         if not (text.startswith(until) and until.startswith(before)):
             raise ValueError("it writes the beginning of a conversation otherwise than the whole")
         counted[len(before) : len(until)] = b"\1" * (len(until) - len(before))
-    # a template writes special tokens itself
+    # A template writes special tokens itself; a joined text gets those that the tokenizer adds.
     encoded = tokenizer(text, add_special_tokens=isinstance(parts, str), return_offsets_mapping=True, verbose=False)
     ids = encoded["input_ids"]
     pairs = []
@@ -85,14 +91,17 @@ def labels_of(row: Any, tokenizer: Any, template: str, answers: bool = True) -> 
 
 
 def turns_of(row: Any, parts: Any) -> list[tuple[int, int]]:
-    """Where answers begin and end among the parts of a conversation."""
+    """Return the first index and the end of each answer among the parts of a conversation."""
     if "messages" not in row:
         return [(len(row["prompt"]), len(parts))]
     return [(i, i + 1) for i, part in enumerate(parts) if part["role"] == "assistant" and is_counted(part)]
 
 
 def parts_of(row: Any, tokenizer: Any, template: str) -> tuple[Any, Any]:
-    """What is said, messages or one text with its end, and the function that writes them, or the first of them."""
+    """Return a conversation's messages, or its one text with its end, and the function that writes it as a text.
+
+    The function takes the parts, or the first of them.
+    """
     end = str(tokenizer.eos_token or "")
     parts = row["messages"] if "messages" in row else row["prompt"] + row["completion"]
     if isinstance(parts, str):
@@ -100,8 +109,8 @@ def parts_of(row: Any, tokenizer: Any, template: str) -> tuple[Any, Any]:
     return parts, partial(tokenizer.apply_chat_template, tools=row.get("tools"), chat_template=template, tokenize=False)
 
 
-def rewritten(row: Any, tokenizer: Any) -> int:
-    """Of how many messages the template does not write the text as it stands, but for the space around it."""
+def count_rewritten(row: Any, tokenizer: Any) -> int:
+    """Count the messages whose text the template changes, apart from the space around it."""
     parts, write = parts_of(row, tokenizer, template_of(tokenizer))
     if isinstance(parts, str):
         return 0
@@ -110,4 +119,5 @@ def rewritten(row: Any, tokenizer: Any) -> int:
 
 
 def as_it_is(text: str, **_: Any) -> str:
+    """Write one text as it is, in place of a chat template."""
     return text

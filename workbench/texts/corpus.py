@@ -1,7 +1,7 @@
-"""Text to token blocks: the embedded corpora and the user's own texts, however long.
+"""Texts become token blocks: the embedded texts and the user's own, however long.
 
-Documents are joined with the end-of-text token. A text too long to be held in memory is read again where it is
-needed, and its token blocks lie in an Arrow file, memory-mapped.
+Documents are joined with the end-of-text token. A text that is too long for memory is read again whenever it is needed,
+and its token blocks are in an Arrow file, which is mapped into memory.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from workbench.base.errors import explained, in_a_line
-from workbench.base.limits import within
-from workbench.base.paths import CORPORA, aside, folder_of_runs, put_in_place
-from workbench.base.tokens import END_OF_TEXT, cut_into_blocks, encoded, labelled_rows, packed
-from workbench.texts.chat import labelled, template_of
+from workbench.base.errors import explain_errors, in_a_line
+from workbench.base.limits import call_within
+from workbench.base.paths import CORPORA, folder_of_runs, part_file, put_in_place
+from workbench.base.tokens import END_OF_TEXT, cut_into_blocks, encode_text, pack_blocks, pack_conversations
+from workbench.texts.chat import label_tokens, template_of
 from workbench.texts.faults import refusal
 from workbench.texts.folders import Signature, signature_of
-from workbench.texts.formats import notice, preference
+from workbench.texts.formats import preference, tally_remarks
 from workbench.texts.readers import find_text
 from workbench.texts.source import LeftOut, TextSource
 
@@ -34,21 +34,23 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-LINE_END = "\n"  # between conversations, in whose JSON there is none
-HELD_OUT_SHARE = 0.1
-HELD_OUT_TOKENS = 4096
+LINE_END = "\n"  # stands between conversations; the JSON of one has none
+HELD_OUT_SHARE = 0.1  # the last part of a user's text
+HELD_OUT_TOKENS = 4096  # the most that an evaluation takes
 HELD_OUT_CHARACTERS = 1 << 20  # far more than HELD_OUT_TOKENS need
-PROMPT_CHARACTERS = 100
+PROMPT_CHARACTERS = 100  # the most that a sample continues
 
-IN_MEMORY_CHARACTERS = 1 << 24
-PIECE_S = 30.0  # to make its tokens; a usual tokenizer takes a tenth of a second
-CONVERSATION_S = 10.0
+IN_MEMORY_CHARACTERS = 1 << 24  # 17 million: a longer text is read in pieces
+PIECE_S = 30.0  # seconds for the tokens of a piece; a usual tokenizer takes a tenth of one
+CONVERSATION_S = 10.0  # seconds for the tokens of a conversation
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Characters `start` to `end` of a text too long to be held, in pieces, or so many conversations, each in one: read
-    anew each time it is iterated. `signature` is that of the files when they were surveyed.
+    """A part of a text that is too long for memory, or of conversations; each iteration reads it again.
+
+    `start` and `end` count characters, and the text comes in pieces; or they count conversations, which come one by
+    one. `signature` is that of the files when they were surveyed.
     """
 
     source: TextSource
@@ -57,7 +59,7 @@ class Stream:
     signature: Signature
 
     def __iter__(self) -> Iterator[str]:
-        pieces = _joined(self.source, Counter())
+        pieces = _join_documents(self.source, Counter())
         if self.source.loss:
             conversations = (piece for piece in pieces if piece != LINE_END)
             yield from islice(conversations, self.start, self.end)
@@ -75,11 +77,16 @@ class Stream:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text in two parts. `sha256` identifies both, whatever kind of file they were read from.
+    """A text in two parts.
 
-    `held_out` is cut after HELD_OUT_CHARACTERS; `documents` and `characters` count what was read, and `remarks` say
-    what was left out or does not count. With a `loss`, "answers" or "all" that counts, the lines are conversations in
-    JSON; `entries` are the names of what their messages have beside role and content, and how many have it.
+    Attributes:
+        train: the part to train on; a Stream if it is too long for memory, or if it is conversations.
+        held_out: the part for evaluations, cut after HELD_OUT_CHARACTERS.
+        sha256: the hash of both, whatever kind of file they were read from.
+        documents, characters: numbers of what was read.
+        remarks: sentences about what was left out or does not count.
+        loss: empty for a text. For conversations, which are lines of JSON then, what counts: "answers" or "all".
+        entries: names that messages have beside role and content, each with the number of messages that have it.
     """
 
     name: str
@@ -95,21 +102,27 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Conversations:
-    """Those to train on, each as its tokens with their labels, made anew whenever they are iterated."""
+    """The conversations to train on, as lists of (token, label); each iteration makes them again."""
 
     corpus: Corpus
     tokenizer: Any
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return (labelled_line(self.corpus, line, self.tokenizer) for line in self.corpus.train)
+        return (label_line(self.corpus, line, self.tokenizer) for line in self.corpus.train)
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Token blocks of T tokens each, rows `input_ids`; the held-out part is capped at HELD_OUT_TOKENS tokens.
+    """Token blocks: rows with `input_ids` of T tokens each.
 
-    Those of conversations have `labels` too, IGNORED where a token does not count. `text` is for techniques that cut it
-    in another way: that of `train`, or its conversations, the model's tokenizer, T, and B sequences per optimizer step.
+    Blocks of conversations have `labels` too, IGNORED where a token does not count.
+
+    Attributes:
+        train: the blocks to train on, in whole effective batches.
+        held_out: blocks of at most HELD_OUT_TOKENS tokens in all.
+        text: for techniques that cut the text in another way: the text of `train` or its conversations, the model's
+            tokenizer, T, and the effective batch.
+        remarks: sentences about what counts.
     """
 
     train: "Dataset"
@@ -118,39 +131,40 @@ class Blocks:
     remarks: tuple[str, ...] = ()
 
 
-def embedded() -> list[str]:
-    """Names of the texts that come with the workbench."""
+def list_embedded() -> list[str]:
+    """Return the names of the texts that come with the workbench."""
     return sorted(folder.name for folder in CORPORA.iterdir() if (folder / "train.txt").exists())
 
 
-def embedded_files(name: str) -> tuple[Path, Path]:
-    """The training and the held-out part of an embedded text."""
+def find_embedded(name: str) -> tuple[Path, Path]:
+    """Return the files of an embedded text: the training and the held-out part."""
     return CORPORA / name / "train.txt", CORPORA / name / "held_out.txt"
 
 
 def load_corpus(name: str) -> Corpus:
-    """Read an embedded text by name, or texts of the user's by path (`workbench.texts.readers` says which); of
-    these the last tenth is held out.
+    """Read an embedded text by name, or the user's own by path or by the name of a data set.
+
+    `workbench.texts.readers` says what a name may be. The last tenth of the user's own text is held out.
 
     Raises:
-        ConfigurationError: no such text, not readable, not in the encoding (with the line), or nothing in it.
+        ConfigurationError: there is no such text, it cannot be read, is not in the encoding (with the line), or empty.
     """
-    if name in embedded():
-        train, held_out = (path.read_text(encoding="utf-8") for path in embedded_files(name))
+    if name in list_embedded():
+        train, held_out = (path.read_text(encoding="utf-8") for path in find_embedded(name))
         remarks = []
         if os.path.lexists(name):
             remarks.append(f"{name!r} is the embedded text; what has this name in the working folder is ./{name}")
         digest = hashlib.sha256(f"{train}\0{held_out}".encode()).hexdigest()
         return Corpus(name, train, held_out, digest, remarks=tuple(remarks))
-    source = find_text(name, f"Embedded: {', '.join(embedded())}. Give one of these or the path of a UTF-8 text.")
+    source = find_text(name, f"Embedded: {', '.join(list_embedded())}. Give one of these or the path of a UTF-8 text.")
     signature = source.signature()
     size = sum(file_size for _, file_size, *_ in signature)
     survey = _survey if size <= IN_MEMORY_CHARACTERS else _survey_unless_changed
     return survey(source, signature)
 
 
-def _joined(source: TextSource, tally: Counter[str]) -> Iterator[str]:
-    """All documents in pieces, END_OF_TEXT between them, or LINE_END; what is left out is counted."""
+def _join_documents(source: TextSource, tally: Counter[str]) -> Iterator[str]:
+    """Yield all documents in pieces, with END_OF_TEXT or LINE_END between them; count those left out in `tally`."""
     last_place = ""
     for place, piece in source.rows():
         if isinstance(piece, LeftOut):
@@ -165,25 +179,25 @@ def _joined(source: TextSource, tally: Counter[str]) -> Iterator[str]:
 
 
 def _survey(source: TextSource, signature: Signature) -> Corpus:
-    """One pass for the hash, the length and the faults; a second one for the held-out part of a long text."""
+    """Read a text once for its hash, its length and its faults, and a long one again for its held-out part."""
     digest = hashlib.sha256()
-    tally = Counter[str]()  # what was left out, does not count, or seems to be wrong
+    tally = Counter[str]()  # counts what is left out, does not count, or seems to be wrong
     entries = Counter[str]()
     pieces: list[str] = []
     characters = 0
-    for piece in _joined(source, tally):
+    for piece in _join_documents(source, tally):
         digest.update(piece.encode())
         characters += len(piece)
         tally["characters are U+FFFD: the text was read in a wrong encoding once"] += piece.count("\ufffd")
         if source.loss and piece != LINE_END:
-            notice(tally, entries, json.loads(piece))
+            tally_remarks(tally, entries, json.loads(piece))
         if characters <= IN_MEMORY_CHARACTERS:
             pieces.append(piece)
     documents = tally.pop("documents", 0)
     tally["files of other kinds or splits left out"] = len(source.others())
     if source.form and source.form.read is preference:
         tally["rejected answers left out"] = documents
-    remarks = [f"{count} {what}" for what, count in sorted((+tally).items())]  # without what counts zero
+    remarks = [f"{count} {what}" for what, count in sorted((+tally).items())]  # `+` drops zeros
     if not documents:
         reason = "; ".join(remarks) or "there is no document in it"
         raise refusal(f"{source.name} is empty: {reason}. Give a file with text in it.")
@@ -191,7 +205,7 @@ def _survey(source: TextSource, signature: Signature) -> Corpus:
     most = HELD_OUT_CHARACTERS
     if source.loss:
         size = documents
-        most = HELD_OUT_TOKENS
+        most = HELD_OUT_TOKENS  # a conversation has at least one token
     cut = int(size * (1 - HELD_OUT_SHARE))
     train: str | Stream
     if source.loss or characters > IN_MEMORY_CHARACTERS:
@@ -216,13 +230,15 @@ def _survey(source: TextSource, signature: Signature) -> Corpus:
     )
 
 
-# reading a long text takes seconds to minutes; the corpus that is kept is small: a stream
+# To read a long text takes seconds to minutes; its Corpus is small, since it holds streams.
 _survey_unless_changed = lru_cache(maxsize=2)(_survey)
 
 
 def prompt(corpus: Corpus) -> str:
-    """A few lines from the held-out part, at the beginning of a paragraph, for samples to continue; of conversations
-    the beginning of the first."""
+    """Return a few words of the held-out part for samples to continue.
+
+    They are the beginning of a paragraph, or of the first conversation.
+    """
     text = corpus.held_out
     if corpus.loss:
         first, *_ = json.loads(text.partition(LINE_END)[0]).values()
@@ -235,7 +251,11 @@ def prompt(corpus: Corpus) -> str:
 
 
 def check_in_memory(text: Corpus, owners: list[str]) -> None:
-    """Raises ConfigurationError if a technique, one of `owners`, needs all of a text that is too long to be held."""
+    """Raise ConfigurationError if a technique needs all of a text that is too long for memory.
+
+    Args:
+        owners: the names of the techniques that need all of it.
+    """
     if owners and text.characters > IN_MEMORY_CHARACTERS:
         raise refusal(
             f"{owners[0]} cuts the text into examples of its own and needs all of it in memory, "
@@ -247,23 +267,24 @@ def check_in_memory(text: Corpus, owners: list[str]) -> None:
 def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_length: int, batch: int) -> Blocks:
     """Tokenise both parts and cut them into blocks of T = `sequence_length` tokens.
 
-    Dropped are the last, shorter piece, blocks of conversations in which nothing counts, and the training blocks that
-    would not fill a batch of B: every step of every recipe then sees as many tokens, however the batch is divided.
+    The last, shorter piece is dropped, and so are blocks of conversations in which nothing counts. Training blocks that
+    do not fill an effective batch of `batch` blocks are dropped too: so every step of every recipe sees as many tokens,
+    however the batch is divided.
 
     Raises:
-        ConfigurationError: the text is too short for one batch (B blocks) or for one held-out block; the chat template
-            cannot be used for a conversation.
-        UnavailableError: no room for the tokens of a long text.
+        ConfigurationError: the text is too short for one batch or for one held-out block, or the chat template cannot
+            be used for a conversation.
+        UnavailableError: there is no room on the disk for the tokens of a long text.
     """
     import pyarrow as pa
     from datasets import Dataset
 
     if isinstance(corpus.train, str):
-        blocks = pa.array(cut_into_blocks(_ids(corpus.train, tokenizer), sequence_length), pa.list_(pa.int32()))
-        # without a fingerprint it would be made from three copies
+        blocks = pa.array(cut_into_blocks(_tokenise(corpus.train, tokenizer), sequence_length), pa.list_(pa.int32()))
+        # `datasets` would make a fingerprint from three copies of the table.
         train = Dataset(pa.table({"input_ids": blocks}), fingerprint=os.urandom(8).hex())
     else:
-        train = Dataset.from_file(str(_tokenised(corpus, corpus.train, tokenizer, sequence_length)))
+        train = Dataset.from_file(str(_tokenise_to_file(corpus, corpus.train, tokenizer, sequence_length)))
     held_out_text = corpus.held_out.split(LINE_END) if corpus.loss else [corpus.held_out]
     held_out_rows = _rows(corpus, held_out_text, tokenizer, sequence_length)
     held_out = Dataset.from_list(list(islice(held_out_rows, max(1, HELD_OUT_TOKENS // sequence_length))))
@@ -286,7 +307,7 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
 
 
 def remarks_of_template(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase") -> tuple[str, ...]:
-    """What of the conversations counts, and what of their messages the tokenizer's chat template does not write."""
+    """Return remarks on conversations: what counts, and which entries of messages the chat template does not write."""
     if not corpus.loss:
         return ()
     remark = f"the loss counts {corpus.loss} of the conversations"
@@ -301,45 +322,51 @@ def remarks_of_template(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase") ->
     return (remark, *lost)
 
 
-# The tokens of the last text that was in memory, four bytes each: making them takes 0.9 s per MB, and the runs of a
+# The tokens of the last text that was in memory, four bytes each. To make them takes 0.9 s per MB, and the runs of a
 # notebook share them. The key is the text's hash and the tokenizer's state.
 _IDS: dict[tuple[str, str], Any] = {}
 
 
-def _ids(text: str, tokenizer: "PreTrainedTokenizerBase") -> Any:
+def _tokenise(text: str, tokenizer: "PreTrainedTokenizerBase") -> Any:
+    """Return the tokens of a text in memory, as an array of int32."""
     import numpy as np
 
     key = hashlib.sha256(text.encode()).hexdigest(), _state(tokenizer)
     if key not in _IDS:
         _IDS.clear()
-        _IDS[key] = np.fromiter(chain.from_iterable(in_time(encoded([text], tokenizer))), dtype=np.int32)
+        _IDS[key] = np.fromiter(chain.from_iterable(in_time(encode_text([text], tokenizer))), dtype=np.int32)
     return _IDS[key]
 
 
 def _state(tokenizer: "PreTrainedTokenizerBase", loss: str = "") -> str:
-    """Equal for tokenizers that give a text the same tokens."""
+    """Return a text that is equal for tokenizers which give a text the same tokens."""
     chat = f" {loss} {template_of(tokenizer)}" if loss else ""
     return f"{tokenizer.backend_tokenizer.to_str()} {tokenizer.eos_token}{chat}"
 
 
 def in_time(tokens: Iterator[list[int]]) -> Iterator[list[int]]:
-    """The tokens of a text, piece by piece. Raises ConfigurationError if those of a piece do not come: an expression in
-    a tokenizer's file may explode."""
+    """Yield the tokens of a text, piece by piece.
+
+    Raises:
+        ConfigurationError: a piece takes longer than PIECE_S. An expression in a tokenizer's file may take for ever.
+    """
     while True:
-        with explained("corpus: the tokenizer does not get through the text", "Use the one that belongs to the model."):
-            ids = within(PIECE_S, partial(next, tokens, None))
+        with explain_errors(
+            "corpus: the tokenizer does not get through the text", "Use the one that belongs to the model."
+        ):
+            ids = call_within(PIECE_S, partial(next, tokens, None))
         if ids is None:
             return
         yield ids
 
 
 def _rows(corpus: Corpus, text: Iterable[str], tokenizer: Any, length: int) -> Iterator[dict[str, Any]]:
-    """Blocks as rows of a data set."""
+    """Yield blocks as rows of a data set. Raises ConfigurationError for conversations in which nothing counts."""
     if not corpus.loss:
-        for block in packed(in_time(encoded(text, tokenizer)), length):
+        for block in pack_blocks(in_time(encode_text(text, tokenizer)), length):
             yield {"input_ids": block}
         return
-    rows = labelled_rows((labelled_line(corpus, line, tokenizer) for line in text), length)
+    rows = pack_conversations((label_line(corpus, line, tokenizer) for line in text), length)
     first = list(islice(rows, 1))
     if not first:
         part = "held-out" if isinstance(text, list) else "training"
@@ -351,10 +378,10 @@ def _rows(corpus: Corpus, text: Iterable[str], tokenizer: Any, length: int) -> I
     yield from chain(first, rows)
 
 
-def labelled_line(corpus: Corpus, line: str, tokenizer: Any) -> list[tuple[int, int]]:
-    """The tokens of a conversation with their labels. Raises ConfigurationError with its place in the file."""
+def label_line(corpus: Corpus, line: str, tokenizer: Any) -> list[tuple[int, int]]:
+    """Return the tokens of a conversation with their labels. A ConfigurationError names its place in the file."""
     try:
-        return within(CONVERSATION_S, partial(labelled, line, tokenizer, corpus.loss))
+        return call_within(CONVERSATION_S, partial(label_tokens, line, tokenizer, corpus.loss))
     except Exception as error:  # a template may raise anything
         place = find_text(corpus.name, "").place_of(line)
         raise refusal(
@@ -363,19 +390,21 @@ def labelled_line(corpus: Corpus, line: str, tokenizer: Any) -> list[tuple[int, 
         ) from None
 
 
-def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase", length: int) -> Path:
-    """The Arrow file of the blocks, made once for a text, a tokenizer and a length, and again if it is damaged: its
-    name ends with the digest of its content."""
+def _tokenise_to_file(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase", length: int) -> Path:
+    """Write the blocks to an Arrow file, once for a text, a tokenizer and a length, and return its path.
+
+    The name ends with the digest of the content, so that a damaged file is found and made again.
+    """
     state = hashlib.sha256(f"{corpus.sha256} {_state(tokenizer, corpus.loss)} {length}".encode()).hexdigest()[:24]
     folder = folder_of_runs("tokens")
-    with aside(folder, f"corpus: the tokens of {corpus.name}") as part:
+    with part_file(folder, f"corpus: the tokens of {corpus.name}") as part:
         for path in folder.glob(f"{state}-*.arrow"):
             readable = path.is_file() and os.access(path, os.R_OK)
             if readable and path.stem.endswith(_digest(path, signature_of([path]))):
                 return path
-            if path.is_dir():  # a file is replaced, which another process may have done meanwhile
+            if path.is_dir():  # a damaged file is replaced below, unless another process has done so
                 shutil.rmtree(path, ignore_errors=True)
-        _write_blocks(_rows(corpus, _shown(text), tokenizer, length), part)
+        _write_blocks(_rows(corpus, _with_progress(text), tokenizer, length), part)
         if text.source.signature() != text.signature:
             raise refusal(f"{corpus.name} was changed while it was read. Start again.")
         return put_in_place(part, f"{state}-{_digest(part, ())}.arrow")
@@ -383,11 +412,13 @@ def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase
 
 @lru_cache(maxsize=8)  # reading 2 GB takes a second
 def _digest(path: Path, signature: Signature) -> str:
+    """Return the hash of a file; its signature is a part of the cache's key."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:24]
 
 
-def _shown(text: Stream) -> Iterator[str]:
+def _with_progress(text: Stream) -> Iterator[str]:
+    """Yield the pieces of a text, and show how far it is read."""
     with tqdm(total=len(text), desc="tokenising", unit="char", unit_scale=True, disable=None, leave=False) as bar:
         for piece in text:
             yield piece
@@ -399,5 +430,5 @@ def _write_blocks(rows: Iterator[dict[str, Any]], path: Path) -> None:
 
     with ArrowWriter(path=str(path)) as writer:
         for row in rows:
-            writer.write(row)  # in batches
+            writer.write(row)  # the writer collects rows into batches
         writer.finalize()

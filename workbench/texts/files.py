@@ -1,11 +1,16 @@
-"""Files to rows: these functions know nothing of the rest, and an exported script has those that it needs.
+"""Files become rows. These functions use nothing of the other files, and an exported script has those that it needs.
 
-`datasets` reads what it saved itself and what the hub has; its loaders of text, JSON, CSV and Parquet (5.2) are not
-used for files, because each changes texts without a word. Text: a lone carriage return becomes a line end, a long line
-is held whole. JSON: texts that look like dates become dates, a missing key becomes a null, a broken line has no number,
-UTF-16 is cut inside a character. CSV (pandas): a short row is filled up; a row that is too long shifts the columns or,
-with one column asked for, goes unnoticed; a stray quote disappears. All of them take a path for a pattern
-(`a[1].parquet` is not found), and write a lock file to the Hugging Face cache even with `streaming=True`.
+`datasets` reads what it saved itself and what the hub has. Its loaders of text, JSON, CSV and Parquet (5.2) are not
+used for files, because each changes texts in silence:
+
+- Text: a lone carriage return becomes a line end, and a long line is held in memory.
+- JSON: texts that look like dates become dates, a missing key becomes a null, the message about a broken line has no
+  number, and UTF-16 is cut inside a character.
+- CSV (pandas): a short row is filled up; a row that is too long shifts the columns or, if one column is asked for, goes
+  unnoticed; a stray quote disappears.
+
+All of them take a path for a pattern (`a[1].parquet` is not found), and write a lock file to the Hugging Face cache
+even with `streaming=True`.
 """
 
 import csv
@@ -17,21 +22,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from workbench.texts.formats import is_chat, recognised
+from workbench.texts.formats import is_chat, recognise
 
-HELD_WHOLE = 1 << 28  # characters: of a line of JSON, or of a file that is one piece of it
+HELD_WHOLE = 1 << 28  # 268 million characters: the longest line of JSON, or file that is one piece of JSON
 PLAIN = (".txt", ".md", "")
 OBJECTS = (".jsonl", ".json")
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 OTHER_SEPARATORS = ",;\t|"
 TABLES = (".parquet", "saved", ".arrow", ".feather")
 FILES = (*PLAIN, *OBJECTS, *SEPARATORS, *TABLES)
-BY_COLUMNS = "read by columns"
+BY_COLUMNS = "read by columns"  # a remark
 SHAPE = 'Each must be one whole object: {"text": "…"}'
 
 
 def kind_of(path: Path) -> str:
-    """The ending in small letters, without .gz; of a folder, "saved": a `datasets.Dataset` was saved there."""
+    """Return the ending in small letters, without .gz; for a folder "saved": a `datasets.Dataset` was saved there."""
     if path.is_dir():
         return "saved"
     if path.suffix.lower() == ".gz":
@@ -39,47 +44,49 @@ def kind_of(path: Path) -> str:
     return path.suffix.lower()
 
 
-def opened(path: Path, encoding: str | None = None) -> Any:
-    """The file for reading bytes or, in an encoding, text; a .gz is unpacked as it is read."""
-    open_file: Any = gzip.open if path.suffix.lower() == ".gz" else Path.open
+def open_file(path: Path, encoding: str | None = None) -> Any:
+    """Open a file for reading: bytes, or text if an encoding is given. A .gz is unpacked as it is read."""
+    opener: Any = gzip.open if path.suffix.lower() == ".gz" else Path.open
     if encoding is None:
-        return open_file(path, "rb")
-    return open_file(path, "rt", encoding=encoding, newline="\n")
+        return opener(path, "rb")
+    return opener(path, "rt", encoding=encoding, newline="\n")
 
 
 def pieces_of(path: Path, encoding: str, size: int) -> "Iterator[str]":
-    """A plain text in pieces of whole lines, each of about `size` characters; line ends stay as they are."""
-    with opened(path, encoding) as file:
+    """Yield a plain text in pieces of whole lines, each of about `size` characters. Line ends stay as they are."""
+    with open_file(path, encoding) as file:
         while piece := "".join(file.readlines(size)):
             yield piece
 
 
 def rows_of_file(path: Path, encoding: str, names: "Collection[str]" = ()) -> "Iterator[tuple[int, Any]]":
-    """The rows of a file that is no plain text, each with the line or row where it ends; a null is None.
+    """Return the rows of a file that is no plain text, each with the number of the line or row where it ends.
+
+    A null is None.
 
     Args:
-        names: columns; of a table only these are read.
+        names: columns. A table is read in these columns alone; empty: in all.
 
     Raises:
         ValueError: a line or row cannot be read.
     """
     if kind_of(path) in OBJECTS:
-        return objects(path, encoding)
+        return json_rows(path, encoding)
     if kind_of(path) in SEPARATORS:
         return csv_rows(path, encoding)
     return enumerate(table_rows(path, names), 1)
 
 
 def unit_of(path: Path) -> str:
-    """What is counted in a file, for messages."""
+    """Name what messages count in a file: rows or lines."""
     return "row" if kind_of(path) in (".json", *TABLES) else "line"
 
 
 # ---- JSON ----
 
 
-def objects(path: Path, encoding: str) -> "Iterator[tuple[int, Any]]":
-    """What a JSON file holds, a line each or all in one piece, each with its line or row."""
+def json_rows(path: Path, encoding: str) -> "Iterator[tuple[int, Any]]":
+    """Yield the objects of a JSON file, each with the number of its line or row. A list of messages becomes a row."""
     rows, _ = json_values(path, encoding)
     for number, row in rows:
         if is_chat(row):
@@ -90,10 +97,10 @@ def objects(path: Path, encoding: str) -> "Iterator[tuple[int, Any]]":
 
 
 def json_values(path: Path, encoding: str) -> "tuple[Iterator[tuple[int, Any]], list[str]]":
-    """The values of a JSON file, each with its line or row, and what is odd about its form."""
+    """Return the values of a JSON file, each with the number of its line or row, and remarks on an unusual form."""
     if is_of_lines(path, encoding):
         return json_lines(path, encoding), ["read as JSON lines"] if kind_of(path) == ".json" else []
-    with opened(path, encoding) as file:
+    with open_file(path, encoding) as file:
         text = file.read(HELD_WHOLE + 1)
     if len(text) > HELD_WHOLE:
         raise ValueError(
@@ -113,13 +120,13 @@ def json_values(path: Path, encoding: str) -> "tuple[Iterator[tuple[int, Any]], 
 
 
 def lines_of(file: Any) -> "Iterator[str]":
-    """The lines of a file; of one that is longer than can be held, parts."""
+    """Return the lines of a file; a line of more than HELD_WHOLE characters comes in parts."""
     return iter(partial(file.readline, HELD_WHOLE), "")
 
 
 def is_of_lines(path: Path, encoding: str) -> bool:
-    """Whether a JSON file has an object in every line, whatever it is called: JSON lines are often named .json."""
-    with opened(path, encoding) as file:
+    """Whether a JSON file has an object in every line. The name does not tell: JSON lines are often named .json."""
+    with open_file(path, encoding) as file:
         filled = list(islice(filter(str.strip, lines_of(file)), 2))
     first = [*filled, ""][0]
     try:
@@ -131,8 +138,8 @@ def is_of_lines(path: Path, encoding: str) -> bool:
 
 
 def json_lines(path: Path, encoding: str) -> "Iterator[tuple[int, Any]]":
-    """The values in the lines of a file that are not blank."""
-    with opened(path, encoding) as file:
+    """Yield the values in the lines of a file that are not blank, each with the number of its line."""
+    with open_file(path, encoding) as file:
         for number, line in enumerate(lines_of(file), 1):
             if line.strip():
                 try:
@@ -144,14 +151,20 @@ def json_lines(path: Path, encoding: str) -> "Iterator[tuple[int, Any]]":
 
 
 def rows_in(data: Any) -> "tuple[list[Any], list[str]]":
-    """The rows of a value of JSON: a list, one under a name such as `data`, or columns as pandas writes them; and what
-    is odd about that. Raises ValueError for no rows, or several lists."""
+    """Return the rows in a value of JSON, and remarks on an unusual form.
+
+    The value is a list of rows, an object with one such list under a name such as `data`, a single row, or columns as
+    pandas writes them.
+
+    Raises:
+        ValueError: there are no rows, or several lists of them.
+    """
     if isinstance(data, list):
         return data, []
     if not isinstance(data, dict):
         twice = ": was it written as JSON twice?" if isinstance(data, str) else ""
         raise ValueError(f"it is a {type(data).__name__}{twice}")
-    form = recognised(data)
+    form = recognise(data)
     if form and all(isinstance(data[name], str) or is_chat(data[name]) for name in form.required):
         return [data], ["read as one row"]
     lists = {name: rows for name, rows in data.items() if is_list_of_rows(rows)}
@@ -169,7 +182,7 @@ def rows_in(data: Any) -> "tuple[list[Any], list[str]]":
 
 
 def is_grid(columns: list[Any]) -> bool:
-    """Whether all columns have the same numbers, as pandas writes them."""
+    """Whether all columns have the same row numbers, as pandas writes them."""
     return all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns)
 
 
@@ -178,8 +191,8 @@ def is_list_of_rows(values: Any) -> bool:
     return is_list and all(isinstance(value, dict) for value in values) and not is_chat(values)
 
 
-def note_of(path: Path, encoding: str) -> list[str]:
-    """What is odd about the form of a file of JSON or CSV, and what is left out of it."""
+def notes_on_form(path: Path, encoding: str) -> list[str]:
+    """Return remarks on the form of a file of JSON or CSV: what is unusual, and what is left out."""
     notes: list[str] = []
     if kind_of(path) in OBJECTS:
         rows, notes = json_values(path, encoding)
@@ -201,17 +214,17 @@ def note_of(path: Path, encoding: str) -> list[str]:
 
 
 def csv_rows(path: Path, encoding: str) -> "Iterator[tuple[int, Any]]":
-    """The fields of each row by the header's names, with the line where the row ends."""
-    # characters, of four bytes meanwhile; the module's own limit is 131,072
+    """Yield the fields of each row by the header's names, with the number of the line where the row ends."""
+    # The longest field, in characters of four bytes. The default is 131,072.
     csv.field_size_limit(2**26)
     header: list[str] = []
     separator, is_spaced, _ = form_of_table(path, encoding)
-    with opened(path, encoding) as file:
+    with open_file(path, encoding) as file:
         rows = csv.reader(file, strict=True, delimiter=separator, skipinitialspace=is_spaced)
-        line = 1  # where a row begins; the reader itself counts only lines that it has finished
+        line = 1  # the line where a row begins; the reader counts lines that it has finished
         try:
             for fields in rows:
-                if not header:  # blank lines may stand before it
+                if not header:  # blank lines may come before the header
                     header = fields
                     check_header(path, header)
                 elif len(fields) not in (0, len(header)):
@@ -230,7 +243,7 @@ def csv_rows(path: Path, encoding: str) -> "Iterator[tuple[int, Any]]":
 
 
 def check_header(path: Path, header: list[str]) -> None:
-    """Raises ValueError for two columns of one name, of which a row would keep the last."""
+    """Raise ValueError for two columns of one name: a row would keep only the last of them."""
     for name in header:
         if name and header.count(name) > 1:
             raise ValueError(
@@ -240,11 +253,14 @@ def check_header(path: Path, header: list[str]) -> None:
 
 
 def form_of_table(path: Path, encoding: str) -> tuple[str, bool, int]:
-    """What separates the names of a header: what the file's ending says, or else what is there most often; whether a
-    space and a quote follow; and how many blank lines stand before it."""
+    """Look at the header of a table, and return three things about its form.
+
+    They are the separator, which is that of the file's ending if the header has it, or else the most frequent one;
+    whether a space and a quote follow it; and the number of blank lines before the header.
+    """
     usual = SEPARATORS[kind_of(path)]
     blank = 0
-    with opened(path, encoding) as file:
+    with open_file(path, encoding) as file:
         header = file.readline(1 << 16)
         while header and not header.strip():
             blank += 1
@@ -257,7 +273,7 @@ def form_of_table(path: Path, encoding: str) -> tuple[str, bool, int]:
 
 
 def table_rows(path: Path, names: "Collection[str]") -> "Iterator[Any]":
-    """The rows of a Parquet file or of a data set, with those columns that are named, or all if none is."""
+    """Yield the rows of a Parquet file or of a data set, in the named columns that it has, or in all if it has none."""
     data: Any
     if kind_of(path) == ".parquet":
         from pyarrow.parquet import ParquetFile
@@ -265,7 +281,7 @@ def table_rows(path: Path, names: "Collection[str]") -> "Iterator[Any]":
         data = ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
         columns = data.schema_arrow.names
     else:
-        data = saved(path)
+        data = read_saved(path)
         columns = data.column_names
     wanted = [name for name in columns if name in names] or columns
     if kind_of(path) == ".parquet":
@@ -276,9 +292,11 @@ def table_rows(path: Path, names: "Collection[str]") -> "Iterator[Any]":
         yield from batch.to_pylist()
 
 
-def saved(path: Path) -> Any:
-    """The data set that `datasets` wrote into a folder, or an Arrow file: a stream, as `datasets` writes it, or what
-    pandas and Arrow call Feather."""
+def read_saved(path: Path) -> Any:
+    """Open a data set: a folder that `datasets` wrote, or an Arrow file.
+
+    An Arrow file is a stream, as `datasets` writes it, or what pandas and Arrow call Feather.
+    """
     from datasets import Dataset, load_from_disk
 
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""Folders of texts: what is in them, which files are of which split, and the clones of data sets of the hub."""
+"""Folders of texts: their files, the splits that these belong to, and clones of data sets of the hub."""
 
 import hashlib
 import os
@@ -7,30 +7,31 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from workbench.base.errors import explained
-from workbench.base.patches import replaced
+from workbench.base.errors import explain_errors
+from workbench.base.patches import replace_attribute
 from workbench.texts.faults import refusal, refuse_unreadable
 
 CARD = "README.md"
-# the beginning of a card that says of what kind the data set is, or which files are in it
+# The beginning of a card that describes a data set: it names its kind, or its files.
 OF_DATA_SET = re.compile(
     r"\ufeff?---[ \t]*\n(?:(?!---).*\n)*?"
     r"(configs|dataset_info|task_categories|task_ids|size_categories|annotations_creators):"
 )
-# what a clone without `git lfs` has in the place of a file
+# The beginning of the pointer that a clone without `git lfs` has in the place of a file.
 LFS = b"version https://git-lfs.github.com/spec/"
-TRAINING = {"train", "training"}  # as a part of a file's name
+# The words in a file's name by which it belongs to a split.
+TRAINING = {"train", "training"}
 OTHER_SPLITS = {"test", "testing", "validation", "valid", "val", "dev", "eval"}
 Signature = tuple[tuple[Any, ...], ...]
-# the Arrow files of a split, and the rows of each split
+# The Arrow files of a split, and the number of rows in each split.
 Loaded = tuple[tuple[Path, ...], dict[str, int]]
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """All files in a folder and the folders in it, hidden ones left out."""
+    """Return all files in a folder and the folders in it, without hidden ones."""
     visible: list[Path] = []
     for place, folders, files in os.walk(folder, onerror=refuse_unreadable):
-        # `os.walk` goes on into the folders that stay in this list
+        # `os.walk` goes on into the folders that stay in this list.
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in folders:
             link = Path(place, name)
@@ -43,8 +44,10 @@ def visible_files(folder: Path) -> list[Path]:
 
 
 def signature_of(paths: list[Path]) -> Signature:
-    """Names, sizes, times of change and inodes of all files: another one means that the text may be another. A time
-    of writing can be set back, one of change cannot."""
+    """Return names, sizes, times and inodes of all files. A change in them means that the text may be another.
+
+    The time of the last change is among them, because the time of writing can be set back.
+    """
     facts = []
     for path in paths:
         for file in visible_files(path) if path.is_dir() else [path]:
@@ -57,7 +60,10 @@ def signature_of(paths: list[Path]) -> Signature:
 
 
 def training_files(files: list[Path], folder: Path) -> list[Path]:
-    """Without those of other splits, as `datasets` sees it, if some are of a training split."""
+    """Return the files without those of other splits, if some are of a training split.
+
+    Names decide, as in `datasets`.
+    """
     splits = [_split_of(path.relative_to(folder)) for path in files]
     if "train" not in splits:
         return files
@@ -65,6 +71,7 @@ def training_files(files: list[Path], folder: Path) -> list[Path]:
 
 
 def _split_of(path: Path) -> str:
+    """Return "train", "another", or nothing if no word of the path names a split."""
     for word in reversed(re.split(r"[^a-z]+", path.as_posix().lower())):
         if word in TRAINING:
             return "train"
@@ -80,7 +87,7 @@ def is_data_set(folder: Path) -> bool:
 
 
 def load_data_set(folder: Path, config: str | None, split: str) -> Loaded:
-    """Of such a folder, in the cache of `datasets`.
+    """Load a split of a data set from its clone, and return its Arrow files in the cache of `datasets`.
 
     Raises:
         ConfigurationError: there is no such config or split, or the files cannot be used.
@@ -96,27 +103,27 @@ def _load_data_set(folder: Path, config: str | None, split: str, signature: Sign
     for name, size, *_ in signature:
         if size < 200 and Path(name).read_bytes().startswith(LFS):
             raise refusal(f"{name} is a pointer of Git LFS, without the data. Run: git lfs pull")
-    # `datasets` takes what it cached of a folder for the folder, though a file has changed meanwhile
+    # `datasets` would use its cache of a folder even if a file has changed, so each state has its own cache.
     digest = hashlib.sha256(repr(signature).encode()).hexdigest()[:16]
     cache = Path(datasets.config.HF_DATASETS_CACHE, f"folder-{digest}")
     with (
-        replaced(datasets.config, "HF_HUB_OFFLINE", True),
-        explained(f"corpus: the data set in the folder {folder} cannot be used", cure),
+        replace_attribute(datasets.config, "HF_HUB_OFFLINE", True),
+        explain_errors(f"corpus: the data set in the folder {folder} cannot be used", cure),
     ):
         rows = datasets.load_dataset(str(folder), config, split=split, cache_dir=str(cache), keep_in_memory=False)
         return files_of(rows, split)
 
 
 def files_of(rows: Any, split: str) -> Loaded:
-    """Raises ConfigurationError: the split has no rows."""
+    """Return the Arrow files of rows that `datasets` has loaded. Raises ConfigurationError if there are no rows."""
     if not len(rows):
         raise refusal(f"the split {split} has no rows. Name another one.")
-    # the files that a part is from have all rows: it is written into files of its own
+    # The files of a part of a split have all rows of the split: write the part into files of its own.
     if "[" in split:
-        rows = rows.with_format("arrow").map(_unchanged, batched=True)
+        rows = rows.with_format("arrow").map(_copy_rows, batched=True)
     counts = {name: info.num_examples for name, info in (rows.info.splits or {}).items()}
     return tuple(Path(file["filename"]) for file in rows.cache_files), counts
 
 
-def _unchanged(rows: Any) -> Any:
+def _copy_rows(rows: Any) -> Any:
     return rows

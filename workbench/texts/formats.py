@@ -1,12 +1,12 @@
-"""The kinds of rows that people have, known by their columns, and the conversation that each of them is.
+"""The kinds of rows that people have, recognised by their columns, and the conversation in a row of each kind.
 
-`FORMATS` is the table: the columns, the function that reads a row, what it is called and what of it counts. The
-functions know nothing of the rest; an exported script has the one that it needs.
+`FORMATS` is the table of the kinds: columns, the function that reads a row, and a title. The functions use nothing of
+the other files; an exported script has the one that it needs.
 
-Tokens and labels follow TRL (1.16): a prompt and its completion are joined as they are; questions and answers under any
-other names become messages, which the chat template writes. Of a preference the chosen answer counts, as in TRL's SFT
-on such data; where the prompt is not said, it is what the chosen and the rejected text have in common at the beginning.
-The names of ShareGPT's roles are those of FastChat, LLaMA-Factory and axolotl.
+Tokens and labels follow TRL (1.16). A prompt and its completion are joined as they are; questions and answers under any
+other names become messages, which the chat template writes. In a preference the chosen answer counts, as in TRL's SFT
+on such data. If the prompt has no column, it is the common beginning of the chosen and the rejected text. The names of
+ShareGPT's roles are those of FastChat, LLaMA-Factory and axolotl.
 """
 
 import ast
@@ -19,7 +19,7 @@ from itertools import pairwise, product, starmap
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
-# of a message, as other programs call them
+# Other programs' names for the entries and the roles of a message, each with the name that templates use.
 NAMES = {"from": "role", "value": "content", "text": "content"}
 ROLES = {
     "system": "system",
@@ -42,29 +42,29 @@ ROLES = {
     "function_response": "tool",
     "ipython": "tool",
 }
-CALLS = {"tool_calls", "function_call"}  # entries of a message that may have no content
-# of an assistant's message: 0 or false: it is not to be learned
+CALLS = {"tool_calls", "function_call"}  # a message with one of these entries needs no content
+# Entries of an assistant's message. 0 or false: it is not to be learned.
 COUNTED = ("weight", "train", "loss", "loss_weight")
-# columns that ask
+# Columns with a question, and columns with its answer.
 ASKING = ("instruction", "question", "query", "problem", "prompt", "input", "inputs", "user", "human")
-# and that answer
 ANSWERING = ("output", "response", "answer", "completion", "solution", "targets", "assistant")
-BESIDE = ("input", "context")  # what stands beside a question in a column of its own
+BESIDE = ("input", "context")  # columns that add something to a question
 CHATS = ("messages", "conversations", "conversation")
-NO_TEXT = "parts_without_text"  # what `as_message` adds, for the remarks
+NO_TEXT = "parts_without_text"  # an entry that `as_message` adds, for remarks
+# Reasons why rows are left out.
 NULL = "null texts"
 DISLIKED = "rows whose label is false"
 
 
 class UnknownRoleError(ValueError):
-    """A message is said by nobody that is known."""
+    """The role of a message is unknown."""
 
 
-# ---- a row as a conversation: each function gives a dictionary, or says why the row is left out ----
+# ---- a row as a conversation: each function returns a dictionary, or the reason why the row is left out ----
 
 
 def chat(row: Any, column: str) -> Any:
-    """The messages of a column, after the system's and with the tools that stand beside them."""
+    """Read a column of messages. Columns beside it may have a message of the system and tools."""
     messages = as_list(row.get(column))
     if messages is None:
         return NULL
@@ -73,12 +73,12 @@ def chat(row: Any, column: str) -> Any:
     if is_disliked(row):
         return DISLIKED
     messages = messages_of(messages)
-    has_system = messages[0]["role"] == "system"  # which goes over the column
+    has_system = messages[0]["role"] == "system"  # then the column of the system is not used
     return {"messages": messages if has_system else [*system_of(row), *messages], **tools_of(row)}
 
 
 def exchange(row: Any, prompt: str = "prompt", completion: str = "completion") -> Any:
-    """Two texts, or messages and those that answer them."""
+    """Read two columns: a prompt and its completion, or messages and the messages that answer them."""
     first = row.get(prompt)
     second = row.get(completion)
     if first is None or second is None:
@@ -93,7 +93,7 @@ def exchange(row: Any, prompt: str = "prompt", completion: str = "completion") -
 
 
 def instruction(row: Any, question_column: str, answer_column: str) -> Any:
-    """A question, with what stands beside it after a blank line, and its answer."""
+    """Read a question, to which other columns may add something after a blank line, and its answer."""
     answer = row.get(answer_column)
     if row.get(question_column) is None or answer is None:
         return NULL
@@ -103,13 +103,13 @@ def instruction(row: Any, question_column: str, answer_column: str) -> Any:
 
 
 def preference(row: Any, question_column: str, chosen_column: str = "chosen", other: str = "rejected") -> Any:
-    """A question and the chosen of two answers; without a question, what the two have in common is one."""
+    """Read a question and the chosen one of two answers. Without a question, the common beginning of both is one."""
     chosen = row.get(chosen_column)
     prompt = row.get(question_column) if question_column else ""
     if chosen is None or prompt is None:
         return NULL
     if isinstance(chosen, str) and not question_column:
-        prompt = commonprefix([chosen, row.get(other) or ""]).removesuffix(" ")  # as in TRL  # noqa: RUF071
+        prompt = commonprefix([chosen, row.get(other) or ""]).removesuffix(" ")  # TRL does so  # noqa: RUF071
         chosen = chosen[len(prompt) :]
         return {"prompt": prompt, "completion": chosen} if chosen else "pairs of equal answers"
     around = system_of(row) if question_column else []
@@ -119,7 +119,7 @@ def preference(row: Any, question_column: str, chosen_column: str = "chosen", ot
     answers = messages_of(chosen) if isinstance(chosen, list) else [answer_of(chosen)]
     if isinstance(prompt, list):
         before = messages_of(prompt)
-    elif len(answers) > 1:  # the question is said again before the answer
+    elif len(answers) > 1:  # the messages of the answer repeat the question
         before = answers[:-1]
         answers = answers[-1:]
     elif question_column:
@@ -130,12 +130,12 @@ def preference(row: Any, question_column: str, chosen_column: str = "chosen", ot
 
 
 def answer_of(answer: Any) -> Any:
-    """The assistant's message: a text, or already a message."""
+    """Make the assistant's message of an answer, which is a text or a message already."""
     return as_message(answer if isinstance(answer, dict) else {"role": "assistant", "content": answer})
 
 
 def question(row: Any, question_column: str) -> Any:
-    """The user's message, with the columns that stand beside the question."""
+    """Make the user's message of a question and of the columns that add something to it."""
     parts = [row[question_column], *(row[name] for name in BESIDE if name != question_column and row.get(name))]
     if not all(isinstance(part, str) for part in parts):
         raise ValueError(f"{question_column!r}, or what stands beside it, is no text")
@@ -143,7 +143,7 @@ def question(row: Any, question_column: str) -> Any:
 
 
 def system_of(row: Any) -> Any:
-    """The message of the system, if it has a column of its own."""
+    """Return the message of the system as a list, which is empty if no column has one."""
     system = row.get("system") or row.get("system_prompt")
     if not system:
         return []
@@ -151,7 +151,7 @@ def system_of(row: Any) -> Any:
 
 
 def tools_of(row: Any) -> Any:
-    """The tools that a conversation may use, as `{"tools": […]}`, or nothing."""
+    """Return the tools that a conversation may use as `{"tools": […]}`, or an empty dictionary."""
     tools = as_list(row.get("tools") or row.get("functions"))
     if not tools:
         return {}
@@ -161,13 +161,16 @@ def tools_of(row: Any) -> Any:
 
 
 def is_disliked(row: Any) -> bool:
-    """Whether KTO's label says that the answer is a bad one. Names and numbers of classes are no such labels."""
+    """Whether KTO's label says that the answer is bad. Names and numbers of classes are no such labels."""
     label = row.get("label", row.get("kto_tag"))
-    return str(label).lower() == "false"  # in a table perhaps a text
+    return str(label).lower() == "false"  # a table may hold it as a text
 
 
 def as_list(value: Any) -> Any:
-    """A list that a table holds as a text: JSON, or what Python or numpy print."""
+    """Return the list that a text holds, in JSON or as Python or numpy print it; any other value stays as it is.
+
+    A blank text becomes None.
+    """
     if not isinstance(value, str):
         return value
     if not value.strip().startswith("["):
@@ -187,7 +190,7 @@ def as_list(value: Any) -> Any:
 
 
 def messages_of(value: Any) -> Any:
-    """A list of messages. Raises as `as_message`."""
+    """Read a list of messages. Raises as `as_message` does."""
     if not isinstance(value, list) or not value:
         raise ValueError(f"{value!r:.60} is no list of messages")
     messages = []
@@ -197,8 +200,10 @@ def messages_of(value: Any) -> Any:
 
 
 def turn_of(turn: Any) -> Any:
-    """A message; or, of an object with a question and its answer, the two, after the system's. Raises as
-    `as_message`."""
+    """Read a turn of a conversation: a message, or an object with a question and its answer, which are two.
+
+    Such an object may have a message of the system too. Raises as `as_message` does.
+    """
     if not isinstance(turn, dict) or "role" in turn or "from" in turn:
         return [as_message(turn)]
     asking = [name for name in ASKING if name in turn]
@@ -209,12 +214,17 @@ def turn_of(turn: Any) -> Any:
 
 
 def as_message(message: Any) -> Any:
-    """What someone says, by the names that templates know. Raises UnknownRoleError; ValueError for another fault."""
+    """Return a message with the names of entries and roles that templates use.
+
+    Raises:
+        UnknownRoleError: nobody with such a role is known.
+        ValueError: it is no message, or a part of it is not what it should be.
+    """
     if not isinstance(message, dict):
         raise ValueError(f"{message!r:.60} is no message")
     renamed = {}
     for name, value in message.items():
-        plain = NAMES.get(name, name)
+        plain = NAMES.get(name, name)  # if the message has this name already, the other entry stays as it is
         if value is not None:
             renamed[name if plain in message else plain] = value
     role = renamed.pop("role", None)
@@ -240,8 +250,10 @@ def as_message(message: Any) -> Any:
 
 
 def put_together(parts: Any) -> Any:
-    """The parts of a message in one: its texts, its thoughts and calls by the names that templates know, and how many
-    parts are none of these. In LLaMA-Factory's newer form what a part says is its `value`."""
+    """Join the parts of a message: its texts, its thoughts and its calls, by the names that templates use.
+
+    NO_TEXT counts the parts that are none of these. In LLaMA-Factory's newer form the text of a part is its `value`.
+    """
     text = ""
     thoughts = ""
     calls = []
@@ -266,7 +278,7 @@ def put_together(parts: Any) -> Any:
 
 
 def calls_of(text: Any) -> Any:
-    """ShareGPT's text of a call as the calls that templates know; nothing, so that the text stays, if it is none."""
+    """Return the calls in a text of ShareGPT's as templates use them. Empty: the text is no call, and stays."""
     try:
         calls = json.loads(text)
     except (TypeError, ValueError):
@@ -281,12 +293,14 @@ def calls_of(text: Any) -> Any:
 
 
 class Format(NamedTuple):
-    """Rows of a kind.
+    """A kind of rows.
 
     Attributes:
-        required, beside: columns that it must have, and that it may have.
-        read: makes a conversation of a row and the `arguments`, or says why the row is left out.
-        title: what people call it; empty for those that TRL knows.
+        required: the columns that a row must have.
+        beside: the columns that it may have.
+        read: a function that makes a conversation of a row, or returns the reason why the row is left out.
+        arguments: what the function takes besides the row.
+        title: the name that people use; empty for a kind that TRL knows.
     """
 
     required: tuple[str, ...]
@@ -296,11 +310,11 @@ class Format(NamedTuple):
     title: str = ""
 
     def present(self, names: Iterable[str]) -> list[str]:
-        """Its columns among these."""
+        """Return the columns of this kind that are among these names."""
         return [name for name in (*self.required, *self.beside) if name in names]
 
     def sentence(self, names: Iterable[str]) -> str:
-        """What of these columns asks, and what counts."""
+        """Return a remark: which of these columns are read as a question, and which one counts."""
         if self.read is preference:
             return f"read as {self.title}: the chosen answers count"
         question_column, answer_column = self.arguments
@@ -308,33 +322,34 @@ class Format(NamedTuple):
         return f"read as {self.title}: what {answer_column} says counts, after {' and '.join(asking)}"
 
 
-LABELS = ("label", "kto_tag")
+LABELS = ("label", "kto_tag")  # columns that may say that an answer is bad
 TOOLS = ("tools", "functions")
+# Columns that belong to a conversation besides its messages.
 AROUND = ("system", "system_prompt", *TOOLS)
 
 
 def chat_format(column: str) -> Format:
-    """That of messages in a column of any name."""
+    """Return the kind whose rows have messages in this column."""
     return Format((column,), (*AROUND, *LABELS), chat, (column,))
 
 
-def asked_and_answered(question_column: str, answer_column: str, title: str = "the two columns named") -> Format:
-    """That of two columns of any names: texts that are joined, or messages."""
+def pair_format(question_column: str, answer_column: str, title: str = "the two columns named") -> Format:
+    """Return the kind whose rows have two columns of these names: texts that are joined, or messages."""
     columns = (question_column, answer_column)
     return Format(columns, (*TOOLS, *LABELS), exchange, columns, title)
 
 
-def _asked(question_column: str, answer_column: str) -> Format:
+def _question_format(question_column: str, answer_column: str) -> Format:
     columns = (question_column, answer_column)
     return Format(columns, (*_beside(question_column), *LABELS), instruction, columns, "questions and answers")
 
 
-def _preferred(question_column: str) -> Format:
+def _preference_format(question_column: str) -> Format:
     columns = (question_column, "chosen", "rejected")
     return Format(columns, _beside(question_column), preference, columns[:1], "preferences")
 
 
-def _chosen(*columns: str) -> Format:
+def _choice_format(*columns: str) -> Format:
     return Format(columns, TOOLS, preference, ("", *columns), "preferences without a prompt")
 
 
@@ -342,18 +357,18 @@ def _beside(question_column: str) -> tuple[str, ...]:
     return (*(name for name in BESIDE if name != question_column), *AROUND)
 
 
-TEXT = Format(("text",), (), str)  # all of it counts
+TEXT = Format(("text",), (), str)  # every token counts
 FORMATS = (
-    _preferred("conversations"),
+    _preference_format("conversations"),
     *map(chat_format, CHATS),
-    asked_and_answered("prompt", "completion", title=""),
+    pair_format("prompt", "completion", title=""),
     TEXT,
-    *map(_preferred, ASKING),
-    _chosen("chosen", "rejected"),
-    _chosen("chosen_messages", "rejected_messages"),  # LLaMA-Factory's newer form
-    *starmap(_asked, product(ASKING, ANSWERING)),
+    *map(_preference_format, ASKING),
+    _choice_format("chosen", "rejected"),
+    _choice_format("chosen_messages", "rejected_messages"),  # LLaMA-Factory's newer form
+    *starmap(_question_format, product(ASKING, ANSWERING)),
 )
-# what is known and cannot be learned from
+# Kinds of rows that are recognised and cannot be learned from, each with the reason and a cure.
 LOOSE = (
     "each row is one message, and none says to which conversation it belongs. Write a conversation a row: "
     '{"messages": [{"role": "user", "content": "…"}, …]}, or name a column that holds all of the text'
@@ -368,9 +383,10 @@ UNUSABLE = {
 }
 
 
-def recognised(names: Iterable[str]) -> Format | None:
-    """The first of the table whose columns are among these names. None if there is none, or if a row has two questions
-    or two answers, of which nobody can tell the one that is meant.
+def recognise(names: Iterable[str]) -> Format | None:
+    """Return the first kind of the table whose columns are among these names.
+
+    None: there is no such kind, or a row has two questions or two answers, so that it is not clear which one is meant.
     """
     columns = set(names)
     questions = columns.intersection(ASKING) - {"input"}
@@ -393,22 +409,22 @@ def is_chat(value: Any) -> bool:
 
 
 def roles_in(row: dict[str, Any]) -> Iterator[str]:
-    """Who says something in a row, as the file calls them."""
+    """Yield the role of each message in a row, by the file's own names."""
     for value in row.values():
         if is_chat(value):
             for message in as_list(value):
                 yield str(message.get("role", message.get("from")))
 
 
-# ---- what is not learned from, for the remarks ----
+# ---- remarks on what is not learned ----
 
 
-def notice(tally: Counter[str], written: Counter[str], row: Any) -> None:
-    """Count what of a conversation does not count, though it looks as if it did.
+def tally_remarks(tally: Counter[str], written: Counter[str], row: Any) -> None:
+    """Count the parts of a conversation that are not learned, though they look as if they were.
 
     Args:
-        tally: by what it is.
-        written: names of a message's entries that a template may leave out, and of the tools.
+        tally: counts them, by a phrase for a remark.
+        written: counts the entries of messages that a template may leave out, and the tools.
     """
     written["tools"] += bool(row.get("tools"))
     if isinstance(row.get("completion"), str):
@@ -427,7 +443,7 @@ def notice(tally: Counter[str], written: Counter[str], row: Any) -> None:
 
 
 def is_run_on(row: Any) -> bool:
-    """Whether a letter follows the prompt's last letter, or the point or question mark at its end."""
+    """Whether the completion begins with a letter directly after the prompt's last letter or punctuation mark."""
     last = row["prompt"][-1:]
     return row["completion"][:1].isalnum() and (last.isalnum() or last in (".", "?", "!", ":", ","))
 

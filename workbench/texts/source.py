@@ -1,4 +1,4 @@
-"""A text of the user's: its files, and their rows, each with its place. Every fault has its place too, and a cure."""
+"""A text of the user's: its files and their rows. Every error names the place, a file and a line or row, and a cure."""
 
 import gzip
 import json
@@ -22,26 +22,32 @@ from workbench.texts.files import OBJECTS, PLAIN, SEPARATORS, TABLES, kind_of, p
 from workbench.texts.folders import Signature, signature_of, training_files, visible_files
 from workbench.texts.formats import Format
 
-CHUNK = 1 << 20  # bytes to check, characters to read at a time
-KINDS = (".txt", ".md", *OBJECTS, *SEPARATORS, ".parquet")  # that are looked for in a folder
-SAVED = ("dataset_dict.json", "state.json")  # what tells a folder that `datasets` wrote
+CHUNK = 1 << 20  # bytes to check at a time, and characters to read at a time
+KINDS = (".txt", ".md", *OBJECTS, *SEPARATORS, ".parquet")  # the endings of the files in a folder that are read
+SAVED = ("dataset_dict.json", "state.json")  # a folder with one of these was written by `datasets`
 SURROGATE = re.compile(r"[\ud800-\udfff]")
+# A header's field that is a number, a long text or a sentence: it looks as if the first row were taken for the header.
 LOOKS_LIKE_DATA = re.compile(r"\s*[-+]?\d+([.,]\d+)?\s*|(?=.*\s).{50,}|.*[.?!]\s*|(\S+\s+){3,}.*", re.DOTALL)
-FIRST_ROWS = 20  # in which a column has a value
+FIRST_ROWS = 20  # rows in which the first value of each column is looked for
 BLANK = "blank documents"
 
 
 class LeftOut(str):
-    """Why a document is not read."""
+    """A reason why a document is not read, in place of its text."""
 
 
 @dataclass(frozen=True)
 class TextSource:
-    """A file, a folder of files, or the files of a data set of the hub, with the column and the encoding to read.
+    """A file, a folder of files, or the files of a data set.
 
-    `loss` is empty for texts. Of conversations it says what counts, "answers" or "all"; each is a line of JSON, which
-    `form` makes of a row. A data set of the hub was loaded by `datasets.load_dataset` with these `load_arguments`.
-    `remarks` say what of the rows and files is read and what not, as far as that is known before they are read.
+    Attributes:
+        name: the name that was given, options included.
+        column: the column to read, if the rows are texts.
+        encoding: the encoding of the files.
+        loss: empty for texts. For conversations, what counts: "answers" or "all".
+        form: the kind of conversations, which makes a line of JSON of a row; None for texts.
+        downloaded: the Arrow files of a data set that `datasets.load_dataset` loaded with `load_arguments`.
+        remarks: sentences about what is read and what not, as far as that is known before the rows are read.
     """
 
     name: str
@@ -55,9 +61,9 @@ class TextSource:
     remarks: tuple[str, ...] = ()
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """Every row as its place and its text, or LeftOut, in the order of the files' names; line ends are `\\n`.
+        """Yield every row as its place and its text, or LeftOut, in the order of the files' names; line ends are `\\n`.
 
-        A plain text comes in pieces, all of one place. Nothing else is held in memory but a row; of .json, the file.
+        A plain text comes in pieces, all with the same place. Memory holds one row, or the whole file of a .json.
 
         Raises:
             ConfigurationError: a file cannot be read as what it claims to be.
@@ -67,20 +73,21 @@ class TextSource:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those that are read, if they are there."""
+        """The columns that are read, if a file has them."""
         return (*self.form.required, *self.form.beside) if self.form else (self.column,)
 
     def present_columns(self) -> list[str]:
-        """The columns that are read and that the first file has."""
+        """Return the columns that are read and that the first file has."""
         return self.form.present(self.first_values()) if self.form else [self.column]
 
     def first_values(self) -> dict[str, Any]:
-        """The columns of the first file, each with the first value that is not empty, if the first rows have one."""
+        """Return the columns of the first file, each with its first value that is not empty, if the first rows have
+        one."""
         values: dict[str, Any] = {}
         path = self.files()[0]
         if kind_of(path) in PLAIN:
             return values
-        with suppress(Exception):  # what is wrong with the file is said when it is read
+        with suppress(Exception):  # reading the file reports its faults later
             for _, row in islice(rows_of_file(path, self.encoding), FIRST_ROWS):
                 for name, value in row.items():
                     if values.get(name) in (None, "", []):
@@ -88,42 +95,48 @@ class TextSource:
         return values
 
     def place_of(self, text: str) -> str:
-        """The file, and the line or row there, where a text stands first."""
+        """Return the first place, a file and a line or row, where a text stands."""
         for place, document in self.rows():
             if document == text:
                 return place
         return self.name
 
     def files(self) -> list[Path]:
-        """The path itself, what was downloaded, or what a folder holds of the known kinds, hidden files left out.
+        """Return the files to read: the path itself, what was downloaded, or the files of KINDS in a folder.
 
-        Beside others, a .json is taken for a description of them; beside a training split, other splits are left out.
+        Hidden files are left out. Beside files of other kinds, a .json is taken for their description; beside a
+        training split, other splits are left out.
         """
         if not self.is_folder:
             return list(self.downloaded or [self.path])
         files = [path for path in visible_files(self.path) if kind_of(path) in KINDS]
-        # an only .json is the text itself
+        # If all files are .json, they are the text itself.
         files = [path for path in files if kind_of(path) != ".json"] or files
         return training_files(files, self.path)
 
     @property
     def is_folder(self) -> bool:
-        """A folder of texts; one that a `datasets.Dataset` was saved to counts as a file, a clone of a data set as what
-        was loaded of it."""
+        """Whether it is a folder of texts.
+
+        A folder that a `datasets.Dataset` was saved to counts as a file, and so does a clone that was loaded.
+        """
         is_saved = any((self.path / name).is_file() for name in SAVED)
         return self.path.is_dir() and not is_saved and not self.downloaded
 
     def others(self) -> list[Path]:
-        """Files of a folder that are not read."""
+        """Return the files of a folder that are not read."""
         return sorted(set(visible_files(self.path)) - set(self.files())) if self.is_folder else []
 
     def signature(self) -> Signature:
-        """Names, sizes, times of change and inodes of all files: another one means that the text may be another."""
+        """Return names, sizes, times of change and inodes of all files. If they change, so may the text."""
         return signature_of(self.files())
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Path, and options with their colon. A colon may be part of an existing path, and of a drive."""
+    """Return the path in a name, and the options with their colon.
+
+    A colon may also be a part of an existing path, or of a drive.
+    """
     location, colon, options = name.rpartition(":")
     if os.path.exists(os.path.expanduser(location)) and not os.path.exists(os.path.expanduser(name)):
         return location, colon + options
@@ -131,7 +144,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def split_address(name: str) -> tuple[str, str]:
-    """The name of a data set of the hub, or the address of its page, and the options with their colon."""
+    """Return the name of a data set of the hub, or the address of its page, and the options with their colon."""
     start = ADDRESS.match(name)
     repository, colon, options = name[start.end() if start else 0 :].partition(":")
     return f"{start[0] if start else ''}{repository}", colon + options
@@ -141,7 +154,7 @@ def split_address(name: str) -> tuple[str, str]:
 
 
 def _rows(path: Path, source: TextSource) -> Iterator[tuple[str, str]]:
-    """The place and text of each row, or of each piece of a plain text, checked."""
+    """Yield the place and the checked text of each row, or of each piece of a plain text."""
     ending = kind_of(path)
     number = 0
     try:
@@ -149,21 +162,21 @@ def _rows(path: Path, source: TextSource) -> Iterator[tuple[str, str]]:
             yield str(path), LeftOut(BLANK)
         elif ending in PLAIN:
             for piece in pieces_of(path, source.encoding, CHUNK):
-                yield str(path), _checked(str(path), piece)
+                yield str(path), _check_text(str(path), piece)
         else:
             for number, row in rows_of_file(path, source.encoding, source.columns):
                 place = f"{path}, {unit_of(path)} {number}"
-                yield place, _checked(place, _text_of(row, place, source))
+                yield place, _check_text(place, _text_of(row, place, source))
     except ConfigurationError:
         raise
     except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, RuntimeError) as error:
-        raise _fault(path, error) from None
+        raise _reading_error(path, error) from None
     if ending in SEPARATORS and not number:
         raise refusal(f"{path} is empty: it has no rows below a header. Give a file with a header and rows.")
 
 
-def _fault(path: Path, error: Exception) -> ConfigurationError:
-    """What stopped the reading."""
+def _reading_error(path: Path, error: Exception) -> ConfigurationError:
+    """Make the error about a file whose reading failed."""
     if kind_of(path) in TABLES or isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
         return refusal(f"{path} is empty or damaged ({in_a_line(error)}). Write or copy it again.")
     if isinstance(error, OSError):
@@ -172,15 +185,15 @@ def _fault(path: Path, error: Exception) -> ConfigurationError:
 
 
 def _text_of(row: dict[str, Any], place: str, source: TextSource) -> str:
-    """The text of a row, or its conversation as one line of JSON; LeftOut where there is nothing to learn."""
+    """Return the text of a row, or its conversation as one line of JSON, or LeftOut if it has nothing to learn."""
     for name in source.form.required if source.form else source.columns:
         if name not in row:
-            raise _no_column(place, name, row, source)
+            raise _missing_column_error(place, name, row, source)
     if source.form:
         try:
             conversation = source.form.read(row, *source.form.arguments)
         except formats.UnknownRoleError as error:
-            raise _unknown_role(place, source, str(error)) from None
+            raise _unknown_role_error(place, source, str(error)) from None
         except ValueError as error:
             raise refusal(f'{place}: {error}. A message is {{"role": "user", "content": "…"}}.') from None
         if isinstance(conversation, str):
@@ -194,8 +207,8 @@ def _text_of(row: dict[str, Any], place: str, source: TextSource) -> str:
     return text if text.strip() else LeftOut(BLANK)
 
 
-def _checked(place: str, text: str) -> str:
-    """The text with plain line ends."""
+def _check_text(place: str, text: str) -> str:
+    """Refuse a text with half of a surrogate pair, and return it with plain line ends."""
     surrogate = None if text.isascii() else SURROGATE.search(text)
     if surrogate:
         raise refusal(
@@ -205,10 +218,11 @@ def _checked(place: str, text: str) -> str:
     return text if isinstance(text, LeftOut) else text.replace("\r\n", "\n")
 
 
-def _no_column(place: str, missing: str, row: dict[str, Any], source: TextSource) -> ConfigurationError:
+def _missing_column_error(place: str, missing: str, row: dict[str, Any], source: TextSource) -> ConfigurationError:
+    """Make the error about a row without a column, with the likeliest cure."""
     columns = [column[:80] for column in row]
     ending = kind_of(source.files()[0])
-    # of a table, all rows lack it
+    # All rows of a table lack the column, so its number is left out; a row of JSON may be the only one.
     where = place if ending in OBJECTS else place.rpartition(", ")[0]
     problem = f"{where} has no column {missing!r}; it has {', '.join(columns[:20])}."
     if ending in SEPARATORS and any(map(LOOKS_LIKE_DATA.fullmatch, columns)):
@@ -242,8 +256,8 @@ def _cure_of(value: Any) -> str:
     return "Choose another column, or for conversations name it messages."
 
 
-def _unknown_role(place: str, source: TextSource, role: str) -> ConfigurationError:
-    """With all the roles of the text and how often each says something."""
+def _unknown_role_error(place: str, source: TextSource, role: str) -> ConfigurationError:
+    """Make the error about an unknown role. It lists all roles of the text with the number of their messages."""
     counts = Counter[str]()
     for path in source.files():
         for _, row in rows_of_file(path, source.encoding, source.columns):

@@ -1,4 +1,4 @@
-"""A run in a process of its own: what the child does, and how its caller learns of its end.
+"""A run in a process of its own: what the child process does, and how its caller learns of its end.
 
 The child passes the gate first and answers with the record as it begins. So the caller knows under which id the run is
 found on disk, and can end that record if the child is lost.
@@ -15,7 +15,7 @@ from workbench.journal.record import Record, Status
 from workbench.recipe import Recipe
 from workbench.training.execute import execute
 from workbench.training.job import Job
-from workbench.training.place import Place
+from workbench.training.ongoing import OngoingRun
 from workbench.training.run import prepare_alone
 
 # ---- in the child ----
@@ -23,25 +23,30 @@ from workbench.training.run import prepare_alone
 _prepared: list[Job] = []
 
 
-def prepare_here(recipe: Recipe, working_folder: str, folder: Path | None, options: dict[str, Any]) -> Record:
-    """Pass the gate, where relative paths mean what they mean to the caller; the record as it begins."""
-    os.chdir(working_folder)
+def prepare_in_child(recipe: Recipe, working_folder: str, folder: Path | None, options: dict[str, Any]) -> Record:
+    """Pass the gate, keep the job for `execute_in_child`, and return the record as it begins."""
+    os.chdir(working_folder)  # relative paths in the recipe mean what they mean to the caller
     job = prepare_alone(recipe, None, folder, **options)
     _prepared[:] = [job]
     return job.record
 
 
-def execute_here() -> Record:
-    """Execute what was prepared. How the run ends is never raised."""
-    return execute(Place(_prepared.pop()))
+def execute_in_child() -> Record:
+    """Execute the job that was prepared, and return its record. How the run ends is never raised."""
+    return execute(OngoingRun(_prepared.pop()))
 
 
 # ---- in its caller ----
 
 
-def finished(child: Child, begun: Record, folder: Path | None) -> Record:
-    """The record of the run that a child executes, once it has ended. Of one that is lost it is what it wrote last,
-    ended here."""
+def await_record(child: Child, begun: Record, folder: Path | None) -> Record:
+    """Wait for the run that a child process executes to end, and return its record.
+
+    If the child is lost, that is the record which it wrote last, ended here as `killed`.
+
+    Args:
+        begun: the record as the run began, which `prepare_in_child` returned.
+    """
     try:
         record: Record = child.answer()
     except LostChildError as lost:

@@ -1,9 +1,10 @@
-"""The gate: here a recipe is refused, or becomes a job.
+"""The gate: it refuses a recipe, or turns it into a job.
 
     job = prepare(Recipe(model="gpt2-tiny", steps=3), World.find("cpu"))
 
 Whatever can be refused is refused before weights are loaded, and whatever must be made is made once. Those who execute
-a job, predict its memory or write it out as a script read it, and check nothing.
+a job, predict its memory or write it out as a script read it, and check nothing again. One check is left to them, that
+of the optimizer (`arguments.check_optimizer`): it takes the `TrainingArguments`, which are built where the device is.
 """
 
 import math
@@ -26,13 +27,15 @@ from workbench.recipe import BALANCED, STRATEGY, Recipe
 from workbench.techniques import REGISTRY, Capability
 from workbench.techniques.base import Arguments
 from workbench.texts import corpus
-from workbench.training.arguments import EPOCHS, argument_values, check_arguments, check_reports
+from workbench.training.arguments import EPOCHS, check_arguments, check_reports, complete_arguments
 from workbench.training.trainer import make_callbacks, prepare_data
 from workbench.training.world import World
 
-SAMPLE_CHARACTERS = 10_000  # of a text, by which a tokenizer is judged
+# A tokenizer is judged by so many characters of the held-out text.
+SAMPLE_CHARACTERS = 10_000
 SAVE_FORMS = ("merged", "adapter")
-UNMERGEABLE = {
+# Why a model cannot be saved as merged weights, by what a technique brings: the end of a sentence that names it.
+WHY_UNMERGEABLE = {
     Capability.VIRTUAL_TOKENS: "which no weights can stand for",
     Capability.QUANTIZED_WEIGHTS: "into which an adapter cannot be merged without rounding it to their few values",
 }
@@ -40,15 +43,15 @@ UNMERGEABLE = {
 
 @dataclass(frozen=True)
 class Material:
-    """What a recipe names, as it was read: the model without its weights, and the text in blocks.
+    """The model and the text that a recipe names, as they were read: the model without its weights, the text in blocks.
 
     Attributes:
         source: where the model's weights are, or the config that new ones are made from.
-        tokenizer: a `PreTrainedTokenizerBase`; None where the blocks are of any tokens.
+        tokenizer: a `PreTrainedTokenizerBase`; None in a prediction, whose blocks are of any tokens.
         prompt: the beginning of the held-out text.
-        text_sha256: of the text, by which runs are compared.
-        remarks: what the record should say of the text.
-        counts_unequally: unequally many tokens of its rows count.
+        text_sha256: the hash of the text; runs compare if it is equal.
+        remarks: sentences about the text, for the record.
+        counts_unequally: whether the rows have unequally many tokens that count for the loss.
     """
 
     source: models.ModelSource
@@ -71,11 +74,12 @@ class Job:
         arguments: the keyword arguments of `TrainingArguments`. The object is made where the device is.
         callbacks: for the Trainer.
         record: as it begins. Under its id the run is found, whoever executes the job.
-        lacking: what this machine, or this device, does not have, with the cure; empty if it has everything.
-        folder: of records.
-        save: keep the fine-tuned model, as `"merged"` weights or the `"adapter"` alone.
-        sample_tokens: so many continue the material's prompt, before and after; 0 is none.
-        resume: go on with the unfinished run that this one would repeat, if there is one.
+        missing: what the recipe needs and this machine, or this device, does not have, with the cure; empty if it has
+            everything.
+        folder: where records go.
+        save: whether to keep the fine-tuned model: as `"merged"` weights, or the `"adapter"` alone; None: not.
+        sample_tokens: how many tokens continue the material's prompt, before and after; 0: no samples.
+        resume: whether to go on with the unfinished run that this one would repeat, if there is one.
     """
 
     recipe: Recipe
@@ -85,7 +89,7 @@ class Job:
     arguments: Arguments
     callbacks: list[TrainerCallback]
     record: Record
-    lacking: str
+    missing: str
     folder: Path
     save: str | None = None
     sample_tokens: int = 0
@@ -116,36 +120,37 @@ def prepare(
     nothing else is asked for.
 
     Args:
-        world: the device it is for, here or not, and the ranks that share it.
-        material: what to train on instead of what the recipe names. A prediction hands in rows of any tokens, and a
-            model without weights, so that it downloads nothing.
+        world: the device it is for, on this machine or not, and the ranks that share it.
+        material: model and text, instead of reading those that the recipe names. A prediction hands in rows of any
+            tokens, and a model without weights, so that it downloads nothing.
         callbacks: for the Trainer, after those that the recipe names.
-        folder: of records; by default `data/runs`.
+        folder: where records go; by default `data/runs`.
 
-    The others are as `workbench.run` has them.
+    The other arguments are those of `workbench.run`.
 
     Raises:
         ConfigurationError: something cannot be used; the message names the value and the cure.
         UnavailableError: the hub cannot be reached, or a program that the run reports to is not installed. What the
-            device lacks is not raised but in `job.lacking`, since such a run still leaves a record.
+            device lacks is not raised but is `job.missing`, since such a run still leaves a record.
     """
     device = world.device
-    cap_bytes = memory_cap_bytes(memory_cap, device)
+    cap_bytes = parse_memory_cap(memory_cap, device)
     check_saving(recipe, save)
     check_resuming(recipe, checkpoint_every, resume, longest_first)
     if longest_first and recipe.arguments.get(STRATEGY) == BALANCED:
         raise ConfigurationError(f"longest_first: {STRATEGY}={BALANCED!r} has its own order. Leave one of them out.")
-    lacking = why_not_here(recipe, device)
+    missing = find_missing(recipe, device)
     check_arguments(recipe)
     check_reports(recipe)
-    made_callbacks = [*make_callbacks(recipe), *callbacks]
-    # A record names all of them: with another callback it is another run.
+    all_callbacks = [*make_callbacks(recipe), *callbacks]
+    # The record names all of them: a run with another callback is another run.
     names = [f"{type(callback).__module__}:{type(callback).__name__}" for callback in callbacks]
     recipe = replace(recipe, callbacks=(*recipe.callbacks, *names))
 
     recipe = replace(recipe, model=models.resolve_auto(recipe.model, device.kind))
     material = material or read_material(recipe, sample_tokens)
-    # The mean over rows in which unequally many tokens count is another for other batches of them.
+    # An evaluation's loss is the mean over its batches. Where unequally many tokens count in the rows, it would depend
+    # on how many rows a batch has.
     if material.counts_unequally and recipe.evaluation_batch_size is None:
         recipe = replace(recipe, evaluation_batch_size=1)
     data = prepare_data(recipe, material.blocks)
@@ -153,16 +158,16 @@ def prepare(
         recipe = replace(recipe, steps=steps_of_epochs(recipe, data["train_dataset"]))
 
     learning_rate = recipe.learning_rate or customary_learning_rate(recipe, material.config)
-    arguments = argument_values(recipe, learning_rate)
+    arguments = complete_arguments(recipe, learning_rate)
     if checkpoint_every is not None:
         arguments |= {"save_strategy": "steps", "save_steps": checkpoint_every}
     remarks = list(material.remarks)
-    if device.in_software:  # there are no losses to report, nor texts to sample
+    if device.emulated_gpu:  # there are no losses to report, nor texts to sample
         remarks.insert(0, NOT_COMPUTED)
         arguments["report_to"] = "none"
         sample_tokens = 0
 
-    # The record begins here, so that whoever has the job can end it, even if the run dies without a word.
+    # The record begins here, so that whoever has the job can end it, even if the process is killed.
     record = Record.start(
         recipe,
         model=recipe.model,
@@ -179,9 +184,9 @@ def prepare(
         material=material,
         data=data,
         arguments=arguments,
-        callbacks=made_callbacks,
+        callbacks=all_callbacks,
         record=record,
-        lacking=lacking,
+        missing=missing,
         folder=folder or runs_folder(),
         save=save,
         sample_tokens=sample_tokens,
@@ -190,7 +195,7 @@ def prepare(
 
 
 def read_material(recipe: Recipe, sample_tokens: int = 0) -> Material:
-    """Read the text, find the model, and cut the text into blocks.
+    """Find the model that a recipe names, read its text, and cut that into blocks.
 
     Raises:
         ConfigurationError: text, model, length or batch cannot be used, or the sample would be too long.
@@ -204,12 +209,12 @@ def read_material(recipe: Recipe, sample_tokens: int = 0) -> Material:
     load.check_trainable(source, config)
     check_model(recipe, source, config)
     belongs.check_vocabulary(source, config, tokenizer)
-    of_tokenizer = belongs.check_tokenizer(source, config, tokenizer, text.held_out[:SAMPLE_CHARACTERS])
+    tokenizer_remarks = belongs.check_tokenizer(source, config, tokenizer, text.held_out[:SAMPLE_CHARACTERS])
     prompt = corpus.prompt(text)
     if sample_tokens:
         tokens = len(tokenizer(prompt)["input_ids"]) + sum(positions_taken(recipe).values())
         models.check_sample(source, config, tokens, sample_tokens)
-    corpus.check_in_memory(text, own_examples(recipe))
+    corpus.check_in_memory(text, techniques_with_examples(recipe))
     blocks = corpus.make_blocks(text, tokenizer, recipe.sequence_length, recipe.effective_batch_size)
     return Material(
         source=source,
@@ -218,13 +223,13 @@ def read_material(recipe: Recipe, sample_tokens: int = 0) -> Material:
         blocks=blocks,
         prompt=prompt,
         text_sha256=text.sha256,
-        remarks=(*of_tokenizer, *(f"corpus: {remark}" for remark in (*text.remarks, *blocks.remarks))),
+        remarks=(*tokenizer_remarks, *(f"corpus: {remark}" for remark in (*text.remarks, *blocks.remarks))),
         counts_unequally=bool(text.loss),
     )
 
 
 def customary_learning_rate(recipe: Recipe, config: PreTrainedConfig) -> float:
-    """The model's customary learning rate, times what each technique customarily needs.
+    """Return the model's customary learning rate, times what each technique customarily needs.
 
     Where a technique changes the tokens of a step, the rate goes with their square root, the rule for Adam (Malladi et
     al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", arXiv 2205.10287).
@@ -236,10 +241,14 @@ def customary_learning_rate(recipe: Recipe, config: PreTrainedConfig) -> float:
 
 
 def steps_of_epochs(recipe: Recipe, rows: Any) -> int:
-    """Steps of the epochs asked for. Raises ConfigurationError: nobody knows how many examples there are."""
+    """Return how many steps the epochs have that a recipe asks for.
+
+    Raises:
+        ConfigurationError: nobody knows how many examples there are, as of a stream.
+    """
     if not hasattr(rows, "__len__"):
         raise ConfigurationError(f"arguments: {EPOCHS} needs examples to be counted, not a stream. Give steps instead.")
-    # A technique may make several steps of one of the recipe's.
+    # A technique may take several steps for one of the recipe's.
     one_step = replace(recipe, steps=1).shape
     rows_of_a_step = one_step.sequences * one_step.steps
     epochs: float = recipe.arguments[EPOCHS]
@@ -247,24 +256,24 @@ def steps_of_epochs(recipe: Recipe, rows: Any) -> int:
 
 
 def positions_taken(recipe: Recipe) -> dict[str, int]:
-    """Positions of the model that techniques take in each sequence, by their names."""
+    """Return how many of the model's positions each technique takes in every sequence, by its name."""
     return {technique.name: technique.positions for technique in recipe.techniques if technique.positions}
 
 
 def check_model(recipe: Recipe, source: models.ModelSource, config: PreTrainedConfig) -> None:
-    """Raises ConfigurationError: the model is too short for the recipe, or does not suit one of its techniques."""
+    """Raise ConfigurationError if a model has too few positions for the recipe, or does not suit a technique."""
     models.check_positions(source.name, positions(config), recipe.sequence_length, positions_taken(recipe))
     for technique in recipe.techniques:
         technique.check_config(config)
 
 
-def own_examples(recipe: Recipe) -> list[str]:
-    """Names of the techniques that cut the text into examples of their own."""
+def techniques_with_examples(recipe: Recipe) -> list[str]:
+    """Return the names of the techniques that cut the text into examples of their own."""
     return [technique.name for technique in recipe.techniques if technique.examples() is not None]
 
 
 def check_saving(recipe: Recipe, save: str | None) -> None:
-    """Raises ConfigurationError if the run could not save in the end what is asked of it."""
+    """Raise ConfigurationError if there is no such form to save a model in, or a technique rules it out."""
     if save is None:
         return
     if save not in SAVE_FORMS:
@@ -275,14 +284,18 @@ def check_saving(recipe: Recipe, save: str | None) -> None:
         raise ConfigurationError(f"save: this recipe trains no adapter. Save it as 'merged', or add {adapters}.")
     if save == "merged":
         for technique in recipe.techniques:
-            for capability in technique.brings & UNMERGEABLE.keys():
+            for capability in technique.brings & WHY_UNMERGEABLE.keys():
                 raise ConfigurationError(
-                    f"save: {technique.name} brings {capability}, {UNMERGEABLE[capability]}. Save it as 'adapter'."
+                    f"save: {technique.name} brings {capability}, {WHY_UNMERGEABLE[capability]}. Save it as 'adapter'."
                 )
 
 
-def memory_cap_bytes(memory_cap: str | int | None, device: Device) -> int | None:
-    """The cap in bytes. Raises ConfigurationError if it is not an amount, or more than the device has."""
+def parse_memory_cap(memory_cap: str | int | None, device: Device) -> int | None:
+    """Return the cap in bytes, or None if there is none.
+
+    Raises:
+        ConfigurationError: it is not an amount, or more than the device has.
+    """
     if memory_cap is None:
         return None
     cap_bytes = parse_bytes(memory_cap, "memory_cap")
@@ -295,7 +308,7 @@ def memory_cap_bytes(memory_cap: str | int | None, device: Device) -> int | None
 
 
 def check_resuming(recipe: Recipe, checkpoint_every: int | None, resume: bool, longest_first: bool) -> None:
-    """Raises ConfigurationError if a run could not write the checkpoints asked of it, or not go on from them."""
+    """Raise ConfigurationError if the run could not write its checkpoints, or not go on from them."""
     if checkpoint_every is not None and checkpoint_every < 1:
         raise ConfigurationError(f"checkpoint_every must be at least 1 step, got {checkpoint_every}.")
     if not resume and checkpoint_every is None:
@@ -314,8 +327,8 @@ def check_resuming(recipe: Recipe, checkpoint_every: int | None, resume: bool, l
             )
 
 
-def why_not_here(recipe: Recipe, device: Device) -> str:
-    """What the first technique that cannot run here lacks, with the cure; empty if all can."""
+def find_missing(recipe: Recipe, device: Device) -> str:
+    """Say what the first technique that cannot run on a device misses, with the cure; empty if all can run."""
     for technique in recipe.techniques:
         reason = technique.missing(device)
         if reason:

@@ -8,19 +8,20 @@ from typing import Any
 
 from workbench.base.device import pick_device
 from workbench.base.result import Result
-from workbench.base.tokens import END_OF_TEXT, IGNORED, encoded, packed
+from workbench.base.tokens import END_OF_TEXT, IGNORED, encode_text, pack_blocks
 from workbench.models.load import load_tokenizer, quiet
 from workbench.models.source import locate_config, resolve_auto
 from workbench.texts import corpus as texts
-from workbench.texts.chat import rewritten
+from workbench.texts.chat import count_rewritten
 from workbench.texts.corpus import Corpus
 
+# The lengths are measured on so many documents, or on so many characters of them.
 MEASURED_ROWS = 2_000
 MEASURED_CHARACTERS = 1 << 21
-SHOWN_TOKENS = 200  # of an example
+SHOWN_TOKENS = 200  # an example is shown up to there
 QUANTILES = {"least": 0.0, "10 %": 0.1, "half": 0.5, "90 %": 0.9, "99 %": 0.99, "most": 1.0}
-MARKS = ("⟦", "⟧")  # around what counts; in a notebook it is marked
-Pairs = list[tuple[int, int]]
+MARKS = ("⟦", "⟧")  # around text that counts; a notebook highlights it instead
+Pairs = list[tuple[int, int]]  # (token, label), the label IGNORED where the token does not count
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class Example:
     """The beginning of a row.
 
     Attributes:
-        pieces: texts in their order, each with whether it counts.
-        tokens, counted: of the whole row.
-        hidden: tokens that are not shown.
+        pieces: its text in pieces, each with whether it counts for the loss.
+        tokens, counted: how many tokens the whole row has, and how many of them count.
+        hidden: how many tokens are not shown.
     """
 
     pieces: tuple[tuple[str, bool], ...]
@@ -38,8 +39,8 @@ class Example:
     counted: int
     hidden: int
 
-    def marked(self) -> str:
-        """Its text, with what counts between marks, unless all of it does."""
+    def text_with_marks(self) -> str:
+        """Return the text, with marks around what counts, unless all of it does."""
         begin, end = MARKS
         if self.counted == self.tokens:
             begin = ""
@@ -49,20 +50,20 @@ class Example:
 
 @dataclass(frozen=True)
 class TextPreview(Result):
-    """What a model will see of a text.
+    """The text as a model will see it: examples, lengths, and what becomes of it at a sequence length.
 
     Attributes:
         text, model, sequence_length: as they were given; `auto` is resolved.
-        documents: that are read, the held-out ones among them.
-        measured: so many of them, from the first, were turned into tokens.
+        documents: how many there are, the held-out ones among them.
+        measured: how many of them, from the first, were turned into tokens.
         conversations: whether they are conversations, of which the answers count, or texts, of which all does.
         examples: the first conversations, or the first blocks of a text.
-        lengths: tokens by quantile, of the measured documents.
-        tokens, counted: of the measured documents together.
-        longer: how many of these have more tokens than a block.
-        blocks: of `sequence_length` tokens each that they fill, one after the other.
-        idle_blocks: of these, in which nothing counts, so that they are dropped.
-        dropped_tokens: at the end, which fill no block.
+        lengths: the quantiles of the measured documents' lengths, in tokens.
+        tokens, counted: how many tokens the measured documents have together, and how many of them count.
+        longer: how many measured documents have more tokens than a block.
+        blocks: how many blocks of `sequence_length` tokens they fill, one after the other.
+        idle_blocks: how many blocks are dropped because nothing counts in them.
+        dropped_tokens: how many tokens at the end fill no block.
         remarks: what is left out, does not count or is not written, one sentence each.
     """
 
@@ -83,13 +84,13 @@ class TextPreview(Result):
     remarks: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return the fields, JSON-ready."""
         return asdict(self)
 
     def __str__(self) -> str:
         lines = [self.headline(), *(f"  {remark}" for remark in self.remarks)]
         for number, example in enumerate(self.examples, 1):
-            lines += ["", f"{number}. {self.caption(example)}", *example.marked().splitlines()]
+            lines += ["", f"{number}. {self.caption(example)}", *example.text_with_marks().splitlines()]
         return "\n".join([*lines, "", *self.about_lengths()])
 
     def _repr_html_(self) -> str:
@@ -99,11 +100,11 @@ class TextPreview(Result):
         return page
 
     def headline(self) -> str:
-        """What was read, and by whose tokenizer."""
+        """Say what was read, and by whose tokenizer."""
         return f"{self.text}: {self.documents:,} {self._rows()}, by the tokenizer of {self.model}"
 
     def caption(self, example: Example) -> str:
-        """How long an example is, and how much of it counts."""
+        """Say how long an example is, and how much of it counts."""
         counted = "all count"
         if example.counted < example.tokens:
             counted = f"{example.counted:,} count: what is marked"
@@ -111,7 +112,7 @@ class TextPreview(Result):
         return f"{example.tokens:,} tokens, {counted}{shown}"
 
     def about_lengths(self) -> list[str]:
-        """The quantiles of the lengths, and what becomes of the rows at the chosen one."""
+        """Say how long the rows are, and what becomes of them at the chosen length."""
         of = "" if self.measured == self.documents else f" of the first {self.measured:,}"
         quantiles = ", ".join(f"{name} {length:,}" for name, length in self.lengths.items())
         share = f", of which {self.counted / max(self.tokens, 1):.0%} count" if self.conversations else ""
@@ -132,7 +133,7 @@ class TextPreview(Result):
 
 
 def show(text: str, model: str = "auto", *, sequence_length: int = 128, examples: int = 3) -> TextPreview:
-    """Look at a text as a model will see it. Only the model's tokenizer is loaded, the embedded one without a network.
+    """Show a text as a model will see it. Only the model's tokenizer is loaded, the embedded one without a network.
 
         show("chats.jsonl", "gpt2", sequence_length=512)
 
@@ -149,9 +150,9 @@ def show(text: str, model: str = "auto", *, sequence_length: int = 128, examples
     name = resolve_auto(model, pick_device().type) if model == "auto" else model
     with quiet():
         tokenizer = load_tokenizer(locate_config(name))
-    rows = list(_labelled_rows(corpus, tokenizer))
+    rows = list(_label_rows(corpus, tokenizer))
     lengths = sorted(map(len, rows)) or [0]
-    blocks = list(packed(rows, sequence_length))
+    blocks = list(pack_blocks(rows, sequence_length))
     tokens = sum(lengths)
     remarks = [*corpus.remarks, *texts.remarks_of_template(corpus, tokenizer)]
     shown = rows
@@ -169,32 +170,32 @@ def show(text: str, model: str = "auto", *, sequence_length: int = 128, examples
         examples=tuple(_example(row, tokenizer) for row in shown[:examples]),
         lengths={name: lengths[round(share * (len(lengths) - 1))] for name, share in QUANTILES.items()},
         tokens=tokens,
-        counted=sum(_counted(row) for row in rows),
+        counted=sum(_count_labels(row) for row in rows),
         longer=sum(length > sequence_length for length in lengths),
         blocks=len(blocks),
-        idle_blocks=sum(not _counted(block[1:]) for block in blocks),
+        idle_blocks=sum(not _count_labels(block[1:]) for block in blocks),
         dropped_tokens=tokens - len(blocks) * sequence_length,
         remarks=tuple(remarks),
     )
 
 
-def _labelled_rows(corpus: Corpus, tokenizer: Any) -> Iterator[Pairs]:
-    """The first documents as tokens with labels, at most MEASURED_ROWS, of about MEASURED_CHARACTERS."""
+def _label_rows(corpus: Corpus, tokenizer: Any) -> Iterator[Pairs]:
+    """Yield the first documents as tokens with labels: at most MEASURED_ROWS, of about MEASURED_CHARACTERS."""
     characters = 0
     for document in islice(_documents(corpus), MEASURED_ROWS):
         if characters > MEASURED_CHARACTERS:
             return
         characters += len(document)
         if corpus.loss:
-            yield texts.labelled_line(corpus, document, tokenizer)
+            yield texts.label_line(corpus, document, tokenizer)
         else:
             end = "" if corpus.documents == 1 else END_OF_TEXT
-            ids = chain.from_iterable(encoded([f"{document}{end}"], tokenizer))
+            ids = chain.from_iterable(encode_text([f"{document}{end}"], tokenizer))
             yield [(token, token) for token in ids]
 
 
 def _documents(corpus: Corpus) -> Iterable[str]:
-    """All conversations, the held-out ones last; the texts that about MEASURED_CHARACTERS hold, from the first."""
+    """Return all conversations, the held-out ones last; or the first texts, of about MEASURED_CHARACTERS."""
     if corpus.loss:
         return chain(corpus.train, corpus.held_out.split(texts.LINE_END))
     text = ""
@@ -207,15 +208,15 @@ def _documents(corpus: Corpus) -> Iterable[str]:
 
 
 def _rewritten(corpus: Corpus, tokenizer: Any) -> Iterable[str]:
-    """A sentence, if there are messages of which the template writes something else than their text."""
+    """Yield a sentence, if there are messages of which the template writes something else than their text."""
     count = 0
     for line in islice(_documents(corpus), MEASURED_ROWS):
-        count += rewritten(json.loads(line), tokenizer)
+        count += count_rewritten(json.loads(line), tokenizer)
     if count:
         yield f"{count} messages are not written as they stand: the chat template changes or leaves out part of them"
 
 
-def _counted(row: Pairs) -> int:
+def _count_labels(row: Pairs) -> int:
     return sum(label != IGNORED for _, label in row)
 
 
@@ -223,4 +224,4 @@ def _example(row: Pairs, tokenizer: Any) -> Example:
     pieces = []
     for counts, run in groupby(row[:SHOWN_TOKENS], key=lambda pair: pair[1] != IGNORED):
         pieces.append((str(tokenizer.decode([token for token, _ in run])), counts))
-    return Example(tuple(pieces), len(row), _counted(row), max(len(row) - SHOWN_TOKENS, 0))
+    return Example(tuple(pieces), len(row), _count_labels(row), max(len(row) - SHOWN_TOKENS, 0))

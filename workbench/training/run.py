@@ -23,10 +23,10 @@ from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Numerics
 from workbench.training.execute import execute
 from workbench.training.job import Job, prepare
-from workbench.training.place import Place
+from workbench.training.ongoing import OngoingRun
 from workbench.training.world import World, refuse_several_ranks
 
-_going_on: dict[int, str] = {}  # the run of this process, by its number: a fork has another
+_ongoing: dict[int, str] = {}  # the run of a process, by the process's number: a fork of it has none
 
 
 @also_on_emulated_devices
@@ -47,8 +47,9 @@ def run(
     """Fine-tune a recipe and measure memory, loss and speed.
 
     Args:
-        device: `"cpu"`, `"cuda"` or `"mps"`; by default the fastest that is there. `"emulated:t4"`: a GPU in software,
-            of `workbench.gpus.catalogue`; such a record has memory, and neither loss nor speed.
+        device: `"cpu"`, `"cuda"` or `"mps"`; by default the fastest that is there. With `"emulated:t4"`, or another GPU
+            of `workbench.gpus.catalogue`, this call is made in a process that has this emulated GPU: its record
+            has memory, and neither loss nor speed.
         reuse: return the newest `ok` record of the same recipe, text, device and versions, if there is one.
         save: `"merged"` or `"adapter"`, to keep the fine-tuned model in the folder `record.model_path`.
         sample_tokens: continue the beginning of the held-out text by so many tokens, before and after.
@@ -91,7 +92,7 @@ def run(
             equal_record = find_equal(job.record, sampled=bool(sample_tokens), folder=folder)
             if equal_record:
                 return equal_record
-        return executed(Place(job))
+        return execute_or_raise(OngoingRun(job))
 
 
 def prepare_alone(
@@ -102,7 +103,12 @@ def prepare_alone(
     may_write_nothing: bool = False,
     **options: Any,
 ) -> Job:
-    """The job of a recipe for this process alone. Raises as the gate does, and where nothing could be recorded."""
+    """Pass the gate with a recipe that this process runs alone, and return its job.
+
+    Raises:
+        ConfigurationError: a launcher started this process, or no record could be written; and as the gate.
+        UnavailableError: the device is not there, or as the gate.
+    """
     refuse_several_ranks()
     if not may_write_nothing:
         check_writable(folder or runs_folder())
@@ -110,23 +116,23 @@ def prepare_alone(
     return prepare(recipe, World.find(device), folder=folder, **options)
 
 
-def executed(here: Place) -> Record:
-    """The record of a place's job, which is executed. Raises as `run` does."""
-    record = execute(here)
+def execute_or_raise(ongoing: OngoingRun) -> Record:
+    """Execute a run's job and return its record, if it is `ok` or `diverged`. Raises otherwise, as `run` does."""
+    record = execute(ongoing)
     # Raised here, where no handler is active: a chained traceback would keep the run's tensors alive.
     if record.status is Status.UNAVAILABLE:
         raise UnavailableError(record.error)
     if record.status is Status.OOM:
-        # collects what the run's reference cycles still hold
-        allocator_for(here.job.device.torch).prepare()
+        # It collects tensors that the run's reference cycles still hold.
+        allocator_for(ongoing.job.device.torch).prepare()
         raise out_of_memory_error(record)
-    if here.error is not None:
-        raise here.error
+    if ongoing.error is not None:
+        raise ongoing.error
     return record
 
 
 def out_of_memory_error(record: Record) -> OutOfMemoryError:
-    """The error for an `oom` record: a message with a cure, and the record's id."""
+    """Return the error for an `oom` record: a message with a cure, and the record's id."""
     same_loss = []
     for name, technique in REGISTRY.items():
         if technique.attacks and technique.numerics is Numerics.EXACT:
@@ -144,21 +150,23 @@ def out_of_memory_error(record: Record) -> OutOfMemoryError:
 
 @contextmanager
 def only_run(recipe: Recipe) -> Iterator[None]:
-    """PyTorch's modes, Accelerate's state and the libraries' settings are the whole process's: two runs spoil both.
+    """Refuse a second run in this process: PyTorch's modes, Accelerate's state and the libraries' settings belong to
+    the whole process, so that each of two runs would spoil the other.
 
     Raises:
         ConfigurationError: another run goes on in this process, in another thread or around this one.
     """
-    mine = f"{recipe.label} on {recipe.model}, in the thread {threading.current_thread().name}"
+    # Told from an equal sentence by `is`: a callback may call `run` with the very recipe that is running.
+    this_run = f"{recipe.label} on {recipe.model}, in the thread {threading.current_thread().name}"
     try:
-        going_on = _going_on.setdefault(os.getpid(), mine)
-        if going_on is not mine:
+        ongoing = _ongoing.setdefault(os.getpid(), this_run)
+        if ongoing is not this_run:
             raise ConfigurationError(
-                f"run: another run goes on in this process ({going_on}), and two would spoil each "
+                f"run: another run goes on in this process ({ongoing}), and two would spoil each "
                 "other. Wait for it, stop it with Ctrl-C or the playground's Stop, or start this "
                 "one in a process of its own."
             )
         yield
     finally:
-        if _going_on.get(os.getpid()) is mine:
-            del _going_on[os.getpid()]
+        if _ongoing.get(os.getpid()) is this_run:
+            del _ongoing[os.getpid()]

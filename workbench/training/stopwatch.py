@@ -7,27 +7,32 @@ from typing import Any
 import numpy as np
 import psutil
 
+# Steps at the beginning that are not timed, but tracked: the first makes the optimizer's states, so the second is the
+# first that needs all memory, and only after it has the allocator found its form. With `longest_first` these same
+# steps get the longest example.
 WARM_UP_STEPS = 3
 
 
 class Stopwatch:
-    """Laps of a training: what lies between two steps, as an evaluation, is no part of their time."""
+    """A clock for the steps of a training. Time between two steps, as of an evaluation, is left out."""
 
     def __init__(self) -> None:
-        self.laps: list[tuple[np.ndarray, int]] = []  # the clocks without pauses, and tokens seen until then
+        # After each step: the three `clocks`, less what they went on by in pauses, and the tokens seen until then.
+        self.laps: list[tuple[np.ndarray, int]] = []
         self.paused = np.zeros(3)
 
     def lap(self, tokens: int) -> None:
-        """A step has ended, and so many tokens have been seen."""
+        """Note that a step has ended, until which so many tokens have been seen."""
         self.laps.append((clocks() - self.paused, tokens))
 
     def pause(self) -> None:
-        """What came since the last lap does not count."""
+        """Leave out the time since the last lap."""
         if self.laps:
             self.paused = clocks() - self.laps[-1][0]
 
     def speed(self) -> dict[str, Any]:
-        """Of the steps after the warm-up, fields of a record; none if there are none."""
+        """Return fields of a record: the mean over the steps after the warm-up. Only `timed_steps`, 0, if there are
+        none."""
         timed = len(self.laps) - WARM_UP_STEPS
         if timed < 1:
             return {"timed_steps": 0}
@@ -40,20 +45,23 @@ class Stopwatch:
             "step_time_s": seconds / timed,
             "tokens_per_s": (tokens_after - tokens_before) / seconds,
             "step_processor_s": processor_s / timed,
-            # While one processor is idle, nobody has to wait for another: so an idle second excuses a busy one, too.
+            # Other programs had the time that was neither ours nor idle. Nobody had to wait for them while another
+            # processor was idle, so a second of theirs is excused for every idle second: one `idle_s` is the idle
+            # time itself, and one the time of others beside it.
             "contended_share": max(0.0, available_s - processor_s - 2 * idle_s) / available_s,
         }
 
 
 def processors() -> list[int]:
-    """Those that this process may use."""
+    """Return the numbers of the processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return [*range(psutil.cpu_count() or 1)]
 
 
 def clocks() -> np.ndarray:
-    """Seconds: of the clock, of processor time of this process, and in which these processors were idle, added up."""
+    """Return three readings in seconds, (3,): the clock, this process's processor time, and the time for which its
+    processors were idle, added up over them."""
     times = psutil.cpu_times(percpu=True)
     idle_s = 0.0
     for number in processors():

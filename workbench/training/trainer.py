@@ -1,4 +1,8 @@
-"""A recipe becomes a Hugging Face `Trainer`, assembled through the techniques' seams. No technique is named here."""
+"""The Hugging Face `Trainer` of a recipe, built with what the techniques change of it. No technique is named here.
+
+A *seam* is a method of `Technique` that says what to change at one place of a training: `dataset`, `collator`,
+`trainer` and others (`techniques/base.py`).
+"""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,24 +21,30 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallb
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from workbench.base.categories import Phase
-from workbench.base.errors import ConfigurationError, explained
+from workbench.base.errors import ConfigurationError, explain_errors
 from workbench.base.patches.accelerate import leave_deepspeed_alone
-from workbench.base.paths import unwritten
+from workbench.base.paths import disk_refusal
 from workbench.journal import checkpoints
 from workbench.measure.meter import Meter
 from workbench.recipe import Recipe
 from workbench.texts.corpus import Blocks
+from workbench.training.stopwatch import WARM_UP_STEPS
 
 leave_deepspeed_alone()
-# the first makes the optimizer's states, so the second is the first that needs all memory
-EARLY_STEPS = 3
 
 
-class SeamTrainer(Trainer):
-    """The Trainer, with the meter's phases, checkpoints that are whole or not there, and the longest examples first.
+class MeteredTrainer(Trainer):
+    """The Trainer, which tells a meter its phases, counts tokens, writes checkpoints that are whole or not there, and
+    can put the longest example first.
 
     Args:
-        meter: told when the forward pass, the backward pass, the optimizer step and evaluation begin.
+        meter: it is told when the forward pass, the backward pass, the optimizer step and an evaluation begin.
+
+    Attributes:
+        tokens_seen, padding_tokens: of all steps until now; the first without padding.
+        micro_batch_size: sequences of the last micro-batch.
+        warnings: sentences for the record.
+        reporters: the callbacks of programs that it reports to, as TensorBoard.
     """
 
     def __init__(self, *, meter: Meter, **kwargs: Any) -> None:
@@ -46,11 +56,12 @@ class SeamTrainer(Trainer):
         self._aside: Path | None = None
         self._longest: int | None = None
         super().__init__(**kwargs)
-        self.trackers: list[Any] = []
+        self.reporters: list[Any] = []
         for callback in self.callback_handler.callbacks:
             if type(callback) in INTEGRATION_TO_CALLBACK.values():
-                self.trackers.append(callback)
-                vars(callback)["on_train_end"] = lambda *_, **__: None  # `end_reports` does it
+                self.reporters.append(callback)
+                # The last evaluation comes after the training and is reported, too: `end_reports` ends them then.
+                vars(callback)["on_train_end"] = lambda *_, **__: None
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(model)
@@ -70,30 +81,30 @@ class SeamTrainer(Trainer):
         padding = count_padding(inputs)
         self.padding_tokens += padding
         self.tokens_seen += inputs["input_ids"].numel() - padding
-        self._meter.see([*inputs.values(), *args])
+        self._meter.label_inputs([*inputs.values(), *args])
         loss = super().training_step(model, inputs, *args, **kwargs)
-        # clipping included; the next micro-batch ends it at once
+        # Clipping is part of it. Where the step is not yet due, the next micro-batch ends the phase at once.
         self._meter.enter_phase(Phase.OPTIMIZER_STEP)
         return loss
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        self._meter.attribute(True)
+        self._meter.set_tracking(True)
         try:
             with self._meter.phase(Phase.EVALUATION):
                 return super().evaluate(*args, **kwargs)
         finally:
-            self._meter.attribute(False)
+            self._meter.set_tracking(False)
 
     def end_reports(self) -> None:
-        """Tell the programs that are reported to that it is over: now, since the last evaluation is reported, too."""
-        for tracker in self.trackers:
-            type(tracker).on_train_end(tracker, self.args, self.state, self.control, model=self.model)
-            if wandb := getattr(tracker, "_wandb", None):
-                wandb.finish()  # or what this process runs next would be reported as the same run
+        """Tell the programs that are reported to that the run is over."""
+        for reporter in self.reporters:
+            type(reporter).on_train_end(reporter, self.args, self.state, self.control, model=self.model)
+            if wandb := getattr(reporter, "_wandb", None):
+                wandb.finish()  # otherwise the next run of this process would be reported as the same one
 
     def put_longest_first(self) -> None:
-        """Let every batch of the first steps begin with the longest example. A warning is noted where that changes
-        nothing."""
+        """Let every batch of the warm-up steps begin with the longest example: the tracker is on in these, and a run
+        that cannot fit fails at once. Where that changes nothing, a warning says so."""
         rows: Any = self.train_dataset
         if not isinstance(rows, Dataset):
             self.warnings.append("longest_first: a stream has no order; nothing was changed")
@@ -109,31 +120,33 @@ class SeamTrainer(Trainer):
         if self._longest is None or sampler is None:
             return sampler
         size = self.args.per_device_train_batch_size
-        return LongestFirst(self._longest, sampler, size, EARLY_STEPS * size * self.args.gradient_accumulation_steps)
+        until = WARM_UP_STEPS * size * self.args.gradient_accumulation_steps
+        return LongestFirst(self._longest, sampler, size, until)
 
-    def resume(self, checkpoint: Path | None) -> None:
-        """Train from the beginning, or from a whole checkpoint of the same recipe."""
+    def train_from(self, checkpoint: Path | None) -> None:
+        """Train all steps, or those that are left after a whole checkpoint of the same recipe."""
         if checkpoint is not None:
-            vars(self).update(checkpoints.counters(checkpoint))
+            vars(self).update(checkpoints.read_counters(checkpoint))
         self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: Any, model: Any = None) -> None:
-        with checkpoints.unusable(resume_from_checkpoint, torch.OutOfMemoryError):
+        with checkpoints.name_unusable(resume_from_checkpoint, torch.OutOfMemoryError):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
-        with checkpoints.unusable(checkpoint, torch.OutOfMemoryError):
+        with checkpoints.name_unusable(checkpoint, torch.OutOfMemoryError):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: Any) -> None:
-        with checkpoints.unusable(checkpoint):
+        with checkpoints.name_unusable(checkpoint):
             super()._load_rng_state(checkpoint)
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._aside or super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """The Trainer's, but aside first. A disk that is full costs the checkpoint, not the run."""
+        """Write a checkpoint aside, and give it its name when it is whole. A full disk costs the checkpoint, not the
+        run: a warning says so."""
         folder = Path(str(self.args.output_dir), checkpoints.FOLDER)
         name = f"checkpoint-{self.state.global_step}"
         self._aside = folder / checkpoints.ASIDE
@@ -145,21 +158,27 @@ class SeamTrainer(Trainer):
         except (OSError, RuntimeError, SafetensorError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            self.warnings.append(f"no {name}: {unwritten(folder, error)}")
+            self.warnings.append(f"no {name}: {disk_refusal(folder, error)}")
         finally:
             shutil.rmtree(self._aside, ignore_errors=True)
             self._aside = None
 
 
 def row_lengths(rows: Dataset) -> Any:
-    """The tokens of every row, (rows,)."""
+    """Return how many tokens every row has, (rows,)."""
     return pc.list_value_length(rows.with_format("arrow")[:]["input_ids"]).to_numpy()
 
 
 @dataclass(eq=False)
 class LongestFirst(Sampler[int]):
-    """The row `longest` at the head of every batch of `size`, up to the place `until`; all others in the order of
-    another sampler. So in every epoch."""
+    """A sampler that puts the longest row at the head of every batch, at the beginning of each epoch.
+
+    Attributes:
+        longest: the number of that row.
+        others: the sampler whose order all other rows have.
+        size: rows of a batch.
+        until: how many rows of an epoch it arranges so.
+    """
 
     longest: int
     others: Sampler[int]
@@ -177,7 +196,7 @@ class LongestFirst(Sampler[int]):
 
 
 def count_padding(inputs: dict[str, torch.Tensor]) -> int:
-    """Tokens that the attention mask leaves out; counted where the batch is, which costs a GPU one short wait."""
+    """Return how many tokens the attention mask leaves out. They are counted on the batch's device: one short wait."""
     mask = inputs.get("attention_mask")
     if mask is None:
         return 0
@@ -185,8 +204,8 @@ def count_padding(inputs: dict[str, torch.Tensor]) -> int:
 
 
 def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-    """B rows of T tokens to `input_ids` and `labels`, both (B, T); the model shifts the labels itself. Where the rows
-    have no labels, all tokens count."""
+    """Turn B rows of T tokens into `input_ids` and `labels`, both (B, T). The model shifts the labels itself. Where the
+    rows have no labels, all tokens count."""
     input_ids = torch.tensor([row["input_ids"] for row in rows])
     if "labels" not in rows[0]:
         return {"input_ids": input_ids, "labels": input_ids.clone()}
@@ -195,7 +214,11 @@ def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
 
 
 def prepare_data(recipe: Recipe, blocks: Blocks) -> dict[str, Any]:
-    """The Trainer's data arguments, after every technique's examples, dataset and collator seams."""
+    """Return the Trainer's data arguments, after every technique's seams `examples`, `dataset` and `collator`.
+
+    Raises:
+        ConfigurationError: a technique cannot cut its examples from this text.
+    """
     train: Any = blocks.train
     collator = cast("Callable[..., Any]", collate)
     for technique in recipe.techniques:
@@ -216,10 +239,14 @@ def prepare_data(recipe: Recipe, blocks: Blocks) -> dict[str, Any]:
 
 
 def make_callbacks(recipe: Recipe) -> list[TrainerCallback]:
-    """Those of the recipe. Raises ConfigurationError: Python finds no such class, or it is no TrainerCallback."""
+    """Make the callbacks that a recipe names.
+
+    Raises:
+        ConfigurationError: Python finds no such class, or it is no TrainerCallback.
+    """
     callbacks: list[TrainerCallback] = []
     for name in recipe.callbacks:
-        with explained(f"callbacks: {name} cannot be used", "Name a TrainerCallback, as package.module:Class."):
+        with explain_errors(f"callbacks: {name} cannot be used", "Name a TrainerCallback, as package.module:Class."):
             callback_class = resolve_name(name)
             if not issubclass(callback_class, TrainerCallback):
                 raise TypeError("it is no TrainerCallback")
@@ -227,19 +254,25 @@ def make_callbacks(recipe: Recipe) -> list[TrainerCallback]:
     return callbacks
 
 
-def assemble(
+def build_trainer(
     recipe: Recipe,
     model: PreTrainedModel,
     data: dict[str, Any],
     arguments: TrainingArguments,
     meter: Meter,
     callbacks: list[TrainerCallback],
-    trainer_kind: Callable[..., SeamTrainer] = SeamTrainer,
-) -> SeamTrainer:
-    """The Trainer, of a kind, for a recipe whose data and model have been prepared."""
+    trainer_kind: Callable[..., MeteredTrainer] = MeteredTrainer,
+) -> MeteredTrainer:
+    """Build the Trainer for a recipe whose data and model have been prepared, with every technique's seam `trainer`.
+
+    Args:
+        data: as `prepare_data` returns it.
+        trainer_kind: what makes it: another on one of several ranks.
+    """
     trainer = trainer_kind(meter=meter, model=model, args=arguments, callbacks=callbacks, **data)
     trainer.remove_callback(PrinterCallback)
     for technique in recipe.techniques:
-        if call := technique.trainer():
-            call(trainer)
+        change_trainer = technique.trainer()
+        if change_trainer:
+            change_trainer(trainer)
     return trainer

@@ -1,4 +1,4 @@
-"""Recipes by hand in JupyterLab: toggles, a gauge of the predicted memory, live curves. A leaf: nothing imports it."""
+"""The playground in JupyterLab: a recipe by hand, its predicted memory, its training. A leaf: nothing imports it."""
 
 from workbench.widgets.playground import Playground
 

@@ -1,4 +1,4 @@
-"""Dataclass fields as ipywidgets: what a setting means, its range and its choices decide the control."""
+"""Input controls for the fields of dataclasses; the type and the choices of a setting decide which control it gets."""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -8,69 +8,72 @@ from typing import Any
 import ipywidgets as w
 
 from workbench.base.errors import ConfigurationError
-from workbench.base.settings import described, kind, optional, parse_settings
+from workbench.base.settings import describe_field, is_optional, parse_settings, type_name
 from workbench.gpus.catalogue import GPUS
 from workbench.models.known import PUBLISHED
 from workbench.models.source import EMBEDDED, RANDOM
 from workbench.prediction.predict import CPU, why_not
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Technique
-from workbench.texts.corpus import embedded
+from workbench.texts.corpus import list_embedded
 from workbench.widgets.gauge import nothing
 from workbench.widgets.light import HTML, Checkbox, Combobox, Dropdown, HBox, Text, ToggleButton, VBox
 from workbench.widgets.pages import alarm, small
 
-OFFERED = {"model": [EMBEDDED, *PUBLISHED, *(RANDOM + name for name in PUBLISHED)], "corpus": embedded()}
+# the values that the text field of a setting suggests
+OFFERED = {"model": [EMBEDDED, *PUBLISHED, *(RANDOM + name for name in PUBLISHED)], "corpus": list_embedded()}
+# these settings stand in the sentence at the top of the panel
 SENTENCE = ("model", "effective_batch_size", "sequence_length")
-OF_A_RUN = ("corpus", "steps")  # stand where it is trained
+# these settings stand with the training, in "Train it here"
+OF_A_RUN = ("corpus", "steps")
 
 
 class Form:
-    """Controls for the settings of one dataclass.
+    """A control for each setting of one dataclass.
 
     Args:
-        cls: its fields made by `setting` get a control each.
+        cls: the dataclass, whose fields made by `setting` get a control each.
 
     Attributes:
-        changed: called after every change.
+        on_change: is called after every change.
     """
 
     def __init__(self, cls: type[Any]) -> None:
-        self.changed: Callable[[], object] = nothing
+        self.on_change: Callable[[], object] = nothing
         self.fields = {field.name: field for field in fields(cls) if "help" in field.metadata}
         self.controls = {name: control(field) for name, field in self.fields.items()}
         for widget in self.controls.values():
             widget.observe(self.react, names="value")
 
     def react(self, *_: object) -> None:
-        self.changed()
+        self.on_change()
 
-    def explained(self, names: Iterable[str]) -> list[w.Widget]:
-        """The controls of these fields, each with its help below it."""
+    def controls_with_help(self, names: Iterable[str]) -> list[w.Widget]:
+        """Return the controls of these fields, each with its help below it."""
         widgets = []
         for name in names:
             widgets += [self.controls[name], HTML(small(help_of(self.fields[name])))]
         return widgets
 
     def values(self) -> dict[str, str]:
-        """As they are typed."""
+        """Return the settings by name, as text."""
         return {name: str(widget.value).strip() for name, widget in self.controls.items()}
 
     def fill(self, settings: object) -> None:
-        """Set the controls to the values of such a dataclass."""
+        """Set the controls to the values of an instance of the dataclass."""
         for name, widget in self.controls.items():
             value = getattr(settings, name)
             widget.value = text_of(value) if isinstance(widget, w.Text) else value
 
 
 def control(field: Field[Any]) -> w.Widget:
-    """An input for one setting.
+    """Return the input for one setting.
 
-    What is typed counts when Enter is pressed or the field is left. Numbers are texts: an input for numbers would
-    change what it does not like without a word.
+    Typing counts when Enter is pressed or the field is left. Numbers are typed as text: an input for numbers would
+    silently change a value that it refuses.
     """
     state: dict[str, Any] = {"description": field.name.replace("_", " "), "css": "wb-field"}
-    if kind(field) == "bool":
+    if type_name(field) == "bool":
         return Checkbox(value=field.default, **state)
     choices = field.metadata["choices"]
     if choices:
@@ -78,7 +81,7 @@ def control(field: Field[Any]) -> w.Widget:
     state["value"] = text_of(field.default)
     if field.name in OFFERED:
         return Combobox(options=OFFERED[field.name], **state)
-    return Text(placeholder="customary" if optional(field) else "", **state)
+    return Text(placeholder="customary" if is_optional(field) else "", **state)
 
 
 def text_of(value: object) -> str:
@@ -86,16 +89,16 @@ def text_of(value: object) -> str:
 
 
 def help_of(field: Field[Any]) -> str:
-    return f"{field.metadata['help']} ({described(field)})"
+    return f"{field.metadata['help']} ({describe_field(field)})"
 
 
 class TechniqueToggle(Form):
-    """A checkbox, with its settings below it while it is on; greyed where the technique does not go together with what
-    is chosen.
+    """A technique's checkbox, with the settings below it while it is on. It is greyed if the technique does not go
+    together with what is chosen.
 
     Attributes:
-        reason: why it is greyed; empty where it is not.
-        facts: what it would save, cost and give up, as others find out.
+        reason: why it is greyed; empty if it is not.
+        facts: what the technique would save, cost and give up; `Switches` writes it.
     """
 
     def __init__(self, cls: type[Technique]) -> None:
@@ -106,36 +109,52 @@ class TechniqueToggle(Form):
         self.facts = HTML(css="wb-facts")
         self.settings = VBox(css="wb-indented wb-hidden")
         self.view = VBox([HBox([self.box, self.facts], css="wb-offer"), self.settings])
-        self.box.observe(self._switched, names="value")
-        self._last: Technique | None = None  # as it was when it was on
+        self.box.observe(self._show_settings, names="value")
+        # the technique with the settings it had when it was last on
+        self._last: Technique | None = None
 
-    def _switched(self, _: object) -> None:
-        """Settings are filled in at first use: each part is a message, and most techniques are never switched on."""
+    def _show_settings(self, _: object) -> None:
+        """Show the settings while the box is checked.
+
+        They are made at the first check: each widget is a message, and most techniques are never switched on.
+        """
         if self.box.value and not self.settings.children:
             cost = HTML(small(f"{self.cls.numerics} loss; costs {self.cls.costs}"))
-            self.settings.children = [cost, *self.explained(self.fields)]
+            self.settings.children = [cost, *self.controls_with_help(self.fields)]
         show_if(self.box.value, self.settings)
         self.react()
 
     def technique(self) -> Technique:
-        """With its present settings, whether or not it is on. Raises ConfigurationError for one out of range."""
+        """Return the technique with the settings typed here, whether or not it is on.
+
+        Raises ConfigurationError for a setting out of range.
+        """
         return self.cls(**parse_settings(self.cls, self.values(), self.cls.name))
 
     def suit(self, recipe: Recipe, gpu: str) -> None:
-        """Where it is off: choose the settings that switching it on would add, those of before if the recipe takes
-        them; grey it, with the reason, where no settings help on such a device."""
+        """Choose the settings that switching the technique on would add, or grey it if none help.
+
+        A technique that is on keeps its settings.
+
+        Args:
+            recipe: the chosen recipe.
+            gpu: a name of the catalogue, or "cpu".
+        """
         self.reason = ""
         if self.box.value:
             self._last = self.technique()
         else:
-            self.reason = self._fit(recipe, gpu)
-        # to be mended by its own settings, which show when it is on
+            self.reason = self._choose_settings(recipe, gpu)
+        # a reason that names the technique is mended by its own settings, which show when it is on
         if self.reason.startswith(f"{self.cls.name}:"):
             self.reason = ""
         self.box.disabled = bool(self.reason)
 
-    def _fit(self, recipe: Recipe, gpu: str) -> str:
-        """Take the first settings that go with the recipe; the reason if there are none."""
+    def _choose_settings(self, recipe: Recipe, gpu: str) -> str:
+        """Fill in the first settings that go with the recipe; if there are none, return the reason.
+
+        The settings it had last are tried first, then the variants that the planner tries, the default before others.
+        """
         default = self.cls()
         choices = list(self.cls.variants(GPUS[gpu].compute_capability if gpu in GPUS else None))
         if default in choices or not choices:
@@ -161,15 +180,15 @@ class TechniqueToggle(Form):
 
 
 class RecipeForm(Form):
-    """A whole recipe: its own settings, and a toggle for every technique.
+    """Controls for a whole recipe: its own settings, and a toggle for every technique.
 
     Args:
-        recipe: what the controls are set to at first.
-        techniques: the names of those that can be switched.
+        recipe: the recipe that the controls are set to at first.
+        techniques: the names of the techniques that can be switched.
 
     Attributes:
-        error: says what is wrong with the recipe; where nothing is, the remark.
-        remark: what is to be known of the recipe, whatever is changed of it.
+        error: shows what is wrong with the recipe, or else the remark.
+        remark: a sentence about the recipe that stays, whatever is changed; empty: none.
     """
 
     def __init__(self, recipe: Recipe, techniques: Iterable[str] = REGISTRY) -> None:
@@ -177,33 +196,40 @@ class RecipeForm(Form):
         self.gpu = CPU
         self.toggles = {name: TechniqueToggle(REGISTRY[name]) for name in sorted(techniques)}
         for toggle in self.toggles.values():
-            toggle.changed = self.react
+            toggle.on_change = self.react
         self.error = HTML()
         self.remark = ""
         self.show(recipe)
 
     def more(self) -> tuple[w.Widget, w.Widget]:
-        """A button, and below it the recipe's own settings that people seldom change: an accordion cannot be opened
-        with the keyboard."""
+        """Return a button, and the box that it opens: the recipe's own settings that people seldom change.
+
+        ipywidgets' accordion cannot be opened with the keyboard.
+        """
         rest = VBox(css="wb-more wb-hidden")
         button = ToggleButton(description="more settings")
 
-        def opened(_: object) -> None:
+        def show_rest(_: object) -> None:
             if not rest.children:
-                rest.children = self.explained(name for name in self.fields if name not in (*SENTENCE, *OF_A_RUN))
+                rest.children = self.controls_with_help(
+                    name for name in self.fields if name not in (*SENTENCE, *OF_A_RUN)
+                )
             show_if(button.value, rest)
 
-        button.observe(opened, names="value")
+        button.observe(show_rest, names="value")
         return button, rest
 
     def recipe(self) -> Recipe:
-        """Raises ConfigurationError if the settings cannot be used, or the techniques not together."""
+        """Return the chosen recipe.
+
+        Raises ConfigurationError if a setting cannot be used, or the techniques do not go together.
+        """
         settings = parse_settings(Recipe, self.values(), "recipe")
         techniques = [toggle.technique() for toggle in self.toggles.values() if toggle.box.value]
-        return replace(self._beside, **settings, techniques=tuple(techniques))
+        return replace(self._without_controls, **settings, techniques=tuple(techniques))
 
     def valid(self) -> Recipe | None:
-        """None while the recipe cannot be used; `error` says why."""
+        """Return the chosen recipe, or None if it cannot be used; `error` says why."""
         with suppress(ConfigurationError):
             return self.recipe()
         return None
@@ -211,8 +237,8 @@ class RecipeForm(Form):
     def show(self, recipe: Recipe) -> None:
         """Set every control to a recipe."""
         self._is_filling = True
-        # have no controls
-        self._beside = Recipe(arguments=recipe.arguments, callbacks=recipe.callbacks)
+        # arguments and callbacks have no controls, and stay
+        self._without_controls = Recipe(arguments=recipe.arguments, callbacks=recipe.callbacks)
         self.fill(recipe)
         techniques = {technique.name: technique for technique in recipe.techniques}
         for name, toggle in self.toggles.items():
@@ -225,7 +251,7 @@ class RecipeForm(Form):
         self.error.value = alarm(remark) if remark else ""
 
     def suit(self, gpu: str) -> None:
-        """Offer what this GPU, or "cpu", can do from now on."""
+        """Offer from now on what this GPU, or "cpu", can do."""
         if gpu != self.gpu:
             self.gpu = gpu
             self._explain()
@@ -233,10 +259,10 @@ class RecipeForm(Form):
     def react(self, *_: object) -> None:
         if not self._is_filling:
             self._explain()
-            self.changed()
+            self.on_change()
 
     def _explain(self) -> None:
-        """Grey what cannot be added to the recipe, and say what is wrong with the recipe as it is."""
+        """Grey the techniques that cannot be added, and say what is wrong with the recipe as it is."""
         try:
             recipe = self.recipe()
         except ConfigurationError as error:

@@ -1,4 +1,4 @@
-"""What fits: the recipe on every card there is, and other batches and lengths on the chosen one."""
+"""The part "What fits where": the recipe on every GPU of the catalogue, and other batches and lengths on one."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -6,19 +6,19 @@ from typing import Any
 
 from workbench.advise.frontier import rows_of
 from workbench.gpus.catalogue import COMMON
-from workbench.prediction.predict import SHADOW, predict_all, resolved
+from workbench.prediction.predict import SHADOW, predict_all, resolve_model
 from workbench.recipe import Recipe
 from workbench.widgets.pages import page
 from workbench.widgets.part import Part
 
 
 class WhatFits(Part):
-    """A row of all cards, and a table of batch × length."""
+    """The part of the panel with all cards in a row, and a table of batch × length for the chosen card."""
 
     quiet_s = 0.7  # the gauge's own prediction comes first
 
     def answers(self, recipe: Recipe, gpu: str, limit_bytes: int) -> Iterator[str]:
-        recipe = resolved(recipe, [gpu])
+        recipe = resolve_model(recipe, [gpu])
         rows = rows_of(recipe, limit_bytes)
         nearest_first = sorted(rows, key=lambda row: abs(row.length - recipe.sequence_length))
         cards: dict[str, Any] = {}
@@ -28,8 +28,11 @@ class WhatFits(Part):
 
 
 def predict_cards(recipe: Recipe, predictions: dict[str, Any]) -> Iterator[str]:
-    """Says before each card what is looked for; the prediction, or the error, goes to `predictions`. Cards of one kind
-    share a trace."""
+    """Predict the recipe on every card, and yield each card's title before its prediction.
+
+    Args:
+        predictions: takes the prediction, or the error, by the card's name. Cards of one kind share a trace.
+    """
     for card in COMMON.values():
         yield card.title
         (predictions[card.name],) = predict_all(recipe, [card.name], engine=SHADOW)

@@ -17,11 +17,11 @@ from workbench.widgets.part import URGENT, Part
 
 @dataclass(frozen=True)
 class Limit:
-    """What a recipe may need in all: what the allocator reserves, and CUDA's context.
+    """The bytes that a recipe may need: those that PyTorch's allocator reserves, and CUDA's context.
 
     Args:
         gpu: a name of the catalogue, or `"cpu"` for this machine.
-        budget_bytes: less than all that the device has; None: all.
+        budget_bytes: a limit below what the device has; None: all that it has.
     """
 
     gpu: str
@@ -29,7 +29,7 @@ class Limit:
 
     @property
     def card(self) -> Gpu | None:
-        """None is this machine."""
+        """The GPU, or None for this machine's CPU."""
         return GPUS.get(self.gpu)
 
     @property
@@ -38,13 +38,13 @@ class Limit:
 
     @property
     def owner(self) -> str:
-        """Who has that much, in words."""
+        """The words before the limit: the user's own limit, a GPU, or this machine."""
         if self.have_bytes < room_bytes(self.gpu):
             return "the limit is"
         return f"the {self.card.title.removeprefix('NVIDIA ')} has" if self.card else "this machine has"
 
     def parts_of(self, prediction: Prediction) -> dict[str, int]:
-        """All that the prediction needs, by name: the tensors by category, and what is around them."""
+        """Return all that the prediction needs, bytes by name: tensors by category, unused memory, CUDA's context."""
         reserved_bytes = prediction.need_bytes - prediction.context_bytes
         return {
             **prediction.by_category,
@@ -57,18 +57,19 @@ class Gauge(Part):
     """The verdict on the chosen recipe, for a GPU and a limit that can be chosen too.
 
     Args:
-        gpu: what to predict for, at first.
+        gpu: the GPU to predict for at first.
 
     Attributes:
-        gpu, budget: fields, for whoever shows them.
-        shown: called after every answer, mostly in the thread.
-        prediction: the last one; None while another recipe is predicted.
+        gpu, budget: the two input fields, which the panel places.
+        on_answer: is called after every answer, mostly in the thread.
+        prediction: the newest prediction; None while another recipe is predicted.
     """
 
     def __init__(self, gpu: str = "t4") -> None:
         super().__init__()
-        self.predictor = predict_known  # what comes with the workbench is there at once
-        self.shown: Callable[[], object] = nothing
+        # predictions that come with the workbench are there at once
+        self.predictor = predict_known
+        self.on_answer: Callable[[], object] = nothing
         self.prediction: Prediction | None = None
         cards = [(card.title.removeprefix("NVIDIA "), card.name) for card in GPUS.values()]
         options = [*cards, ("this machine's CPU", CPU)]
@@ -78,12 +79,12 @@ class Gauge(Part):
 
     @property
     def limit(self) -> Limit:
-        """Raises ConfigurationError for a limit that cannot be read."""
+        """The chosen limit. Raises ConfigurationError if it cannot be read."""
         text = self.budget.value.strip()
         return Limit(self.gpu.value, parse_bytes(text, "limit") if text else None)
 
     def show(self, recipe: Recipe | None) -> None:
-        """Predict this recipe from now on; None while there is no valid one."""
+        """Predict this recipe from now on; None: there is no valid one."""
         self.prediction = None
         try:
             super().show(recipe, self.limit)
@@ -94,14 +95,14 @@ class Gauge(Part):
         with URGENT:
             prediction = self.predictor(recipe, limit.gpu)
         text = page("gauge", p=prediction, parts=limit.parts_of(prediction), limit=limit)
-        self.go_on()
+        self.check_newest()
         self.prediction = prediction
         yield text
 
-    def put(self, answer: str) -> None:
-        super().put(answer)
-        self.shown()
+    def show_answer(self, answer: str) -> None:
+        super().show_answer(answer)
+        self.on_answer()
 
 
 def nothing(*_: object) -> None:
-    """What happens when nobody looks on."""
+    """Do nothing: the callback of a part before the panel has set its own."""

@@ -1,4 +1,4 @@
-"""Widgets that share one layout and, by their class, one style. What makes one look otherwise is in `panel.css`.
+"""Widgets that share one layout and, by their class, one style; `panel.css` says what makes one look different.
 
 Every widget is a message to the page, and its layout and its style would be two more. Of the messages that wait for a
 busy page ZeroMQ holds 1,000 and drops what comes after (its socket option `ZMQ_SNDHWM`); the page then says "widget
@@ -14,14 +14,14 @@ _shared: dict[type[w.Widget], w.Widget] = {}
 
 
 def the_only(cls: type[w.Widget]) -> w.Widget:
-    """The one layout, or the one style of a class."""
-    if cls not in _shared or _shared[cls].comm is None:  # it was closed, as by Widget.close_all()
+    """Return the one widget of a class of layouts or styles, which all others share."""
+    if cls not in _shared or _shared[cls].comm is None:  # Widget.close_all() closes it
         _shared[cls] = cls()
     return _shared[cls]
 
 
 def light(cls: type[w.Widget], *args: Any, css: str = "", **state: Any) -> Any:
-    """A widget of this class; `css` are the classes by which `panel.css` knows it, `state` are its traits."""
+    """Return a widget of this class; `css` are its classes in `panel.css`, `state` its traits."""
     state["_dom_classes"] = tuple(css.split())
     state["layout"] = the_only(w.Layout)
     if hasattr(cls, "style"):
@@ -33,7 +33,8 @@ HTML = partial(light, w.HTML)
 VBox = partial(light, w.VBox)
 HBox = partial(light, w.HBox)
 Box = partial(light, w.Box)
-Text = partial(light, w.Text, continuous_update=False)  # what is typed counts when it is done
+# without continuous updates typing counts when Enter is pressed or the field is left
+Text = partial(light, w.Text, continuous_update=False)
 Dropdown = partial(light, w.Dropdown)
 Combobox = partial(light, w.Combobox, continuous_update=False)
 Checkbox = partial(light, w.Checkbox, indent=False)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from workbench.advise.candidate import Candidate, rank
 from workbench.advise.plan import Search, families
 from workbench.base.categories import format_bytes
-from workbench.prediction.predict import Prediction, resolved
+from workbench.prediction.predict import Prediction, resolve_model
 from workbench.recipe import Recipe
 from workbench.techniques import Numerics
 from workbench.widgets.controls import show_if
@@ -18,12 +18,12 @@ Choose = Callable[[Recipe], None]
 
 
 class MakeItFit(Background):
-    """One button, on which stands what it will do: the cheapest changes with which it fits; and once it fits, the
-    script to take home.
+    """One button, labelled with what it will do: take the cheapest changes that make the recipe fit, or, once it fits,
+    take the script home.
 
     Args:
-        choose: called with the recipe that the user takes.
-        take_home: called when the button is pressed while the recipe fits.
+        choose: is called with the recipe that the user takes.
+        take_home: is called when the button is pressed while the recipe fits.
     """
 
     waits_for = (URGENT, SEARCH)
@@ -33,7 +33,8 @@ class MakeItFit(Background):
         self.choose = choose
         self.take_home = take_home
         self.candidates: Sequence[Candidate] = ()
-        self.position = 0  # of the candidate on the button
+        # counts in the candidates: the button offers this one
+        self.position = 0
         self.fits = False
         self.button = Button(css="wb-action")
         self.another = Button(css="wb-link wb-hidden")
@@ -42,22 +43,22 @@ class MakeItFit(Background):
         self.say("Predicting …")
 
     def say(self, reason: str) -> None:
-        """There is nothing to press yet; this is why."""
+        """Say why there is nothing to press yet."""
         self._settle(f"Make it fit\n{reason}", fits=False)
 
     def offer_script(self) -> None:
-        """It fits."""
+        """Offer the script: the recipe fits."""
         self._settle("Take the script home\nplain Hugging Face code, needs no workbench", fits=True)
 
     def _settle(self, description: str, *, fits: bool) -> None:
-        """Nothing is looked for."""
+        """End the search, and label the button."""
         self.stop()
         self.candidates = ()
         self.fits = fits
         self._write(description, is_on=fits)
 
-    def look(self, recipe: Recipe, limit: Limit, offers: Mapping[str, Offer]) -> None:
-        """It does not fit: find what makes it fit, first among the techniques one by one, whose offers are known."""
+    def search(self, recipe: Recipe, limit: Limit, offers: Mapping[str, Offer]) -> None:
+        """Find what makes a recipe fit, first among the single techniques, whose offers are known."""
         self.ask(recipe, limit, [offer for offer in offers.values() if isinstance(offer, Candidate)])
 
     def answers(self, recipe: Recipe, limit: Limit, offers: list[Candidate]) -> Iterator[str | Sequence[Candidate]]:
@@ -69,13 +70,13 @@ class MakeItFit(Background):
 
         def predictor(wanted: Recipe) -> Prediction:
             nonlocal tried
-            self.give(f"looking for sets of changes: {tried} tried …")
+            self.publish(f"looking for sets of changes: {tried} tried …")
             tried += 1
             return self.predict(wanted, limit.gpu)
 
         card = limit.card
         search = Search(
-            resolved(recipe, [limit.gpu]),
+            resolve_model(recipe, [limit.gpu]),
             limit.have_bytes,
             predictor,
             families=families(card.compute_capability if card else None),
@@ -83,7 +84,7 @@ class MakeItFit(Background):
         plan = search.plan()
         yield sorted([*plan.candidates, *alone], key=rank) or [plan.closest]
 
-    def put(self, answer: str | Sequence[Candidate]) -> None:
+    def show_answer(self, answer: str | Sequence[Candidate]) -> None:
         if isinstance(answer, str):
             self._write(f"Make it fit\n{answer}", is_on=False)
         else:
@@ -92,7 +93,7 @@ class MakeItFit(Background):
             self._offer()
 
     def fail(self, error: Exception) -> None:
-        self.put(reason_of(error))
+        self.show_answer(reason_of(error))
 
     def _offer(self) -> None:
         candidate = self.candidates[self.position]
@@ -129,7 +130,10 @@ LOSS = {
 
 
 def in_one_line(candidate: Candidate) -> str:
-    """`Turn on Fused GELU: 3.4 GiB less, 13 % faster, same loss`; the time is an estimate (`Candidate.extra_time`)."""
+    """Describe the changes, as in `Turn on Fused GELU: 3.4 GiB less, 13 % faster, same loss`.
+
+    The time is an estimate (`Candidate.extra_time`).
+    """
     percent = round(100 * candidate.extra_time)
     time = "as fast"
     if percent:

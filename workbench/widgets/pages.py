@@ -1,4 +1,4 @@
-"""Pages of the panel: templates that escape every text, with words beside each picture, readable in both themes."""
+"""Pages of the panel: templates that escape every text, and say in words what a picture shows; for both themes."""
 
 from pathlib import Path
 from typing import Any
@@ -8,13 +8,13 @@ from markupsafe import escape
 
 from workbench.advise.budget import UNUSED
 from workbench.base.categories import format_bytes
-from workbench.lessons.plots import COLOURS, ink
+from workbench.lessons.plots import COLOURS, INKS
 from workbench.prediction.prediction import engine_words
 
 STYLE = f"<style>{Path(__file__).with_name('panel.css').read_text(encoding='utf-8')}</style>"
-# JupyterLab would take keys for its notebook, in which `x` deletes a cell, unless the element that has the focus says
-# otherwise (Lumino, `CommandRegistry`); Ctrl-S and its like are JupyterLab's all the same. A click on a card or a cell
-# of a table chooses it. Pasted settings, which are lines, JSON or a command, go to the panel; other text to its field.
+# JupyterLab would take keys for its notebook, in which `x` deletes a cell, unless the element with the focus has this
+# mark (Lumino, `CommandRegistry`); Ctrl-S and its like stay JupyterLab's. A click on a card, or on a cell of a table,
+# chooses it. Pasted settings, which are lines, JSON or a command, go to the panel; other pasted text goes to its field.
 SCRIPT = """<style onload="
   const panel = this.closest('.workbench-panel');
   if (panel && !panel.dataset.listens) {
@@ -47,10 +47,11 @@ SCRIPT = """<style onload="
 "></style>"""
 CONTEXT = "CUDA context"
 SHADES = {**COLOURS, UNUSED: "#c8c8c8", CONTEXT: "#5c5c5c"}
+LETTERS = {**INKS, UNUSED: "#000", CONTEXT: "#fff"}
 
 
 def page(template: str, **names: Any) -> str:
-    """A template of `templates/` filled in; every text is escaped."""
+    """Return a template of `templates/`, filled in; every text is escaped."""
     return TEMPLATES.get_template(f"{template}.html").render(names)
 
 
@@ -68,6 +69,6 @@ def status(text: object) -> str:
 
 TEMPLATES = Environment(loader=PackageLoader("workbench.widgets"), autoescape=True, trim_blocks=True)
 TEMPLATES.filters["bytes"] = format_bytes
-TEMPLATES.filters["ink"] = ink
 TEMPLATES.globals["shades"] = SHADES
+TEMPLATES.globals["letters"] = LETTERS
 TEMPLATES.globals["engine_words"] = engine_words

@@ -1,4 +1,4 @@
-"""What the parts of the panel share: they answer in threads of their own, so that nobody waits for a prediction."""
+"""Parts of the panel answer in threads of their own, so that nobody waits for a prediction."""
 
 import threading
 import time
@@ -13,45 +13,48 @@ from workbench.recipe import Recipe
 from workbench.widgets.light import HTML, VBox
 from workbench.widgets.pages import alarm
 
-# Held while somebody waits for a prediction: the worker makes one at a time.
+# This lock is held while somebody waits for a prediction: the worker makes one at a time.
 URGENT = threading.Lock()
-# Held while somebody waits for a search, which is many predictions.
+# This lock is held while somebody waits for a search, which is many predictions.
 SEARCH = threading.Lock()
 
 
 class Background:
-    """Of questions that come faster than answers, only the newest is answered; an older one is given up.
+    """A thread that answers the newest question: one that is asked before an answer is there replaces the older one.
 
     Attributes:
         predictor: `predict`, or something that answers like it.
-        answers: of a subclass: the answers to a question, each better or more than the one before it.
-        put: of a subclass: shows an answer.
-        quiet_s: how long no other question may come before answering begins: for what nobody is waiting for.
-        waits_for: no prediction begins while somebody holds one of these.
+        answers: a subclass's method that yields the answers to a question, each better or more than the one before.
+        show_answer: a subclass's method that shows an answer.
+        quiet_s: seconds without another question, after which answering begins: more than 0 if nobody is waiting.
+        waits_for: locks; no prediction begins while somebody holds one of them.
     """
 
     answers: Callable[..., Iterator[Any]]
-    put: Callable[[Any], None]
+    show_answer: Callable[[Any], None]
     quiet_s = 0.0
     waits_for: tuple[Any, ...] = (URGENT,)
 
     def __init__(self) -> None:
         self.predictor: Predictor = predict
-        self._newest = 0  # the number of the newest question
-        self._present = 0  # of the one that is being answered
-        self._news = threading.Lock()  # no question comes while an answer is put
-        self._turn = threading.Lock()  # one question is answered at a time
+        # questions are numbered
+        self._newest = 0
+        self._present = 0
+        # no question comes while an answer is shown
+        self._showing = threading.Lock()
+        # one question is answered at a time
+        self._answering = threading.Lock()
         self._thread = threading.Thread()
 
     def ask(self, *question: Any) -> None:
-        """Answer this from now on. Returns at once."""
+        """Answer this question from now on. Returns at once."""
         self.stop()
         self._thread = threading.Thread(target=self._answer, args=(self._newest, question), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Give up the question, if there is one."""
-        with self._news:
+        with self._showing:
             self._newest += 1
 
     @property
@@ -59,7 +62,10 @@ class Background:
         return self._thread.is_alive()
 
     def wait(self, seconds: float = 60.0) -> bool:
-        """Until the newest question is answered, for tests and for pages without a live kernel; False: it is not."""
+        """Wait until the newest question is answered: for tests, and for pages without a live kernel.
+
+        Returns False if it is not answered after so many seconds.
+        """
         if self.is_working:
             self._thread.join(seconds)
         return not self.is_working
@@ -68,42 +74,42 @@ class Background:
 
     def _answer(self, number: int, question: tuple[Any, ...]) -> None:
         time.sleep(self.quiet_s)
-        with self._turn:
+        with self._answering:
             self._present = number
             try:
-                self.go_on()
+                self.check_newest()
                 for answer in self.answers(*question):
-                    self.give(answer)
+                    self.publish(answer)
             except InterruptedError:
-                pass  # it was given up
+                pass  # a newer question was asked, or this one was given up
             except Exception as error:
                 self.fail(error)
 
-    def go_on(self) -> None:
-        """Raises InterruptedError: there is a newer question."""
+    def check_newest(self) -> None:
+        """Raise InterruptedError if there is a newer question than the one that is being answered."""
         if self._present != self._newest:
             raise InterruptedError
 
-    def give(self, answer: Any) -> None:
-        """Put an answer to the present question. Raises as `go_on`."""
-        with self._news:
-            self.go_on()
-            self.put(answer)
+    def publish(self, answer: Any) -> None:
+        """Show an answer, unless there is a newer question (InterruptedError)."""
+        with self._showing:
+            self.check_newest()
+            self.show_answer(answer)
 
     def predict(self, recipe: Recipe, gpu: str) -> Prediction:
-        """A prediction, after all that is more urgent. Raises as `go_on`, too."""
+        """Predict after all that is more urgent, unless there is a newer question (InterruptedError)."""
         for lock in self.waits_for:
             with lock:
-                self.go_on()
+                self.check_newest()
         return self.predictor(recipe, gpu)
 
     def fail(self, error: Exception) -> None:
-        """Tell what was raised by `answers`, or by `put`."""
+        """Report what `answers` or `show_answer` raised."""
         traceback.print_exception(error)
 
 
 class Part(Background):
-    """Its answers are pages. The first thing in a question is a recipe; None: there is no valid one."""
+    """A part of the panel whose answers are HTML. A question begins with a recipe, or None if there is no valid one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,12 +117,15 @@ class Part(Background):
         self.view = VBox([self.page], css="wb-part")
 
     def show(self, *question: Any) -> None:
-        """Answer this from now on; on a tab a recipe, a GPU's name or "cpu", and what reserved memory and context may
-        be together, in bytes. Returns at once."""
+        """Answer this question from now on. Returns at once.
+
+        What the panel opens is asked with three arguments: a recipe, a GPU's name or "cpu", and the bytes that reserved
+        memory and CUDA's context may have together.
+        """
         if question[0] is None:
             self.refuse(ConfigurationError("The recipe cannot be used as it is: mend what its form says."))
         else:
-            self.view.add_class("wb-old")  # dimmed, until there is something newer
+            self.view.add_class("wb-old")  # dimmed, until there is an answer
             self.ask(*question)
 
     def refuse(self, error: Exception) -> None:
@@ -127,18 +136,18 @@ class Part(Background):
     def forget(self) -> None:
         """Show nothing until something is asked."""
         self.stop()
-        self.put("")
+        self.show_answer("")
 
-    def put(self, answer: Any) -> None:
+    def show_answer(self, answer: Any) -> None:
         self.page.value = answer
         self.view.remove_class("wb-old")
 
     def fail(self, error: Exception) -> None:
-        self.put(alarm(reason_of(error)))
+        self.show_answer(alarm(reason_of(error)))
 
 
 def reason_of(error: Exception) -> str:
-    """Why there is no answer: a refusal in its own words, anything else as a fault of ours."""
+    """Say why there is no answer: a refusal in its own words, any other error as a fault of the workbench."""
     if isinstance(error, WorkbenchError):
         return str(error)
     return f"no answer, a fault here: {type(error).__name__} {error}"

@@ -1,4 +1,4 @@
-"""The playground: a sentence that says what is fine-tuned, whether it fits, what would make it fit, and the script."""
+"""The playground: a sentence to choose a fine-tuning, whether it fits, what would make it fit, and the script."""
 
 import json
 from collections.abc import Iterator
@@ -34,14 +34,15 @@ from workbench.widgets.train import Train
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WITHOUT_KERNEL = "The panel needs a running kernel: run this cell again."
 KEPT = "What stays of this panel when the page is exported, or its kernel is gone"
-PATIENCE_S = 240.0  # for a page that nobody looks at
+# seconds that a page without a live kernel waits for each of its predictions
+PATIENCE_S = 240.0
 
 
 class Playground:
-    """Shows itself as the result of a cell. Without a live page, as under papermill, it shows what it would say.
+    """The panel, which shows itself as the result of a cell. Without a live page, as under papermill, it shows a page.
 
     Args:
-        recipe: what the controls are set to at first; by default what people ask about, GPT-2 at 8 × 1,024.
+        recipe: the recipe that the controls are set to at first; by default GPT-2 124M with 8 × 1,024 tokens a step.
         gpu: the GPU to predict for at first.
         folder: where records go; by default `data/runs`.
     """
@@ -50,18 +51,19 @@ class Playground:
 
     def __init__(self, recipe: Recipe | None = None, gpu: str = "t4", folder: Path | None = None) -> None:
         recipe = recipe or Recipe(model="gpt2", effective_batch_size=8, sequence_length=1024)
-        # on a live page: what stays in the notebook when the widgets are gone
+        # on a live page, the display of the page that stays in the notebook when the widgets are gone
         self._kept: Any = None
-        # before this one, the newest last: the recipe, what its prediction is without, and what was said of settings
-        self._undone: list[tuple[Recipe, str, str]] = []
+        # the states before this one, the newest last: recipe, remark, and the report on pasted settings
+        self._history: list[tuple[Recipe, str, str]] = []
         self._recipe = recipe
-        self._arranged_for: tuple[Any, ...] = ()  # the sentence for which the switches are in order
+        # the choices of the sentence for which the switches were arranged
+        self._arranged_for: tuple[Any, ...] = ()
         self.gauge = Gauge(gpu)
         self.form = RecipeForm(recipe)
         self.savings = Savings(self.form.toggles)
         self.switches = Switches(self.form.toggles)
         self.fit = MakeItFit(self.form.show, self._take_home)
-        self.train = Train(self.form.valid, folder, changed=self._keep)
+        self.train = Train(self.form.valid, folder, on_result=self._keep)
         self.parts: dict[str, Any] = {
             "See the step": Step(),
             "What fits where": WhatFits(),
@@ -71,11 +73,12 @@ class Playground:
         self._lay_out()
         self._connect()
         self.train.suggest(recipe)
-        if self.train.message:  # a training goes on, or its kernel has ended
+        # a message is there at once if a training goes on, or if its kernel has ended
+        if self.train.message:
             self.openers["Train it here"].value = True
         self.answer()
 
-    # ---- what is where ----
+    # ---- layout ----
 
     def _lay_out(self) -> None:
         more, rest = self.form.more()
@@ -91,35 +94,34 @@ class Playground:
         self.open_part = light.VBox(css="wb-open wb-hidden")
         self.body = light.Box([self.switches.view, self.open_part], css="wb-body")
         self.chosen = light.Text(css="wb-chosen wb-hidden")
-        looks = light.HTML(STYLE + SCRIPT, css="wb-hidden")
+        style = light.HTML(STYLE + SCRIPT, css="wb-hidden")
         self.brought = light.HTML(small("Paste settings that you have anywhere on this panel."))
-        parts = [looks, self.chosen, light.HBox(sentence, css="wb-sentence"), rest, self.form.error, head]
+        parts = [style, self.chosen, light.HBox(sentence, css="wb-sentence"), rest, self.form.error, head]
         parts += [self.body, row_of_openers, self.brought]
         self.view = light.VBox(parts, css="workbench-panel")
 
     def _connect(self) -> None:
         for field in (self.gauge.gpu, self.gauge.budget):
             field.observe(self.answer, names="value")
-        self.gauge.shown = self._predicted
-        self.form.changed = self.answer
-        self.savings.told = self._told
-        self.savings.ended = self._all_told
-        self.undo.on_click(self._undo)
+        self.gauge.on_answer = self._on_verdict
+        self.form.on_change = self.answer
+        self.savings.on_offer = self._on_offer
+        self.undo.on_click(self._step_back)
         self.chosen.observe(self._choose, names="value")
         for word in self.openers.values():
             word.observe(self._open, names="value")
 
-    # ---- what happens when something is chosen ----
+    # ---- after a choice ----
 
     def answer(self, *_: object) -> None:
-        """The verdict at once, the open part and the switches after it."""
+        """Ask for the verdict at once, and for the switches and the open part after it."""
         self.form.suit(self.gauge.gpu.value)
         recipe = self.form.valid()
         self._remember(recipe)
         self.fit.say("Predicting …" if recipe else "First mend what is said above.")
         self.gauge.show(recipe)
-        self.switches.ask()
-        with suppress(ConfigurationError):  # of a limit that cannot be read; the gauge says so
+        self.switches.dim()
+        with suppress(ConfigurationError):  # the gauge says that the limit cannot be read
             self.savings.show(recipe, self.gauge.limit)
         self.train.show()
         self._show_open_part()
@@ -127,18 +129,18 @@ class Playground:
     def _remember(self, recipe: Recipe | None) -> None:
         if recipe is None or recipe == self._recipe:
             return
-        self._undone.append((self._recipe, self.form.remark, self.brought.value))
+        self._history.append((self._recipe, self.form.remark, self.brought.value))
         self._recipe = recipe
         self.undo.disabled = False
 
-    def _undo(self, _: object) -> None:
-        if self._undone:
-            self._recipe, self.form.remark, self.brought.value = self._undone.pop()
+    def _step_back(self, _: object) -> None:
+        if self._history:
+            self._recipe, self.form.remark, self.brought.value = self._history.pop()
             self.form.show(self._recipe)
-            self.undo.disabled = not self._undone
+            self.undo.disabled = not self._history
 
     def _choose(self, _: object) -> None:
-        """A card or a cell of "What fits where" was clicked, or settings were pasted."""
+        """Take over a clicked card or cell of "What fits where", or pasted settings."""
         if not self.chosen.value:
             return
         facts = json.loads(self.chosen.value)
@@ -152,7 +154,7 @@ class Playground:
             self.form.show(replace(recipe, **facts))
 
     def bring(self, settings: str) -> None:
-        """Set the panel to a recipe, or to settings of another program, and say what each has become."""
+        """Set the panel to a recipe, or to settings of another program, and report what became of each setting."""
         try:
             brought = read_settings(settings, self.form.valid())
             self.form.show(brought.recipe)
@@ -162,28 +164,31 @@ class Playground:
             self.brought.value = page("brought", brought=brought)
             self.form.remark_that(f"What is predicted is {brought.without}." if brought.without else "")
 
-    # ---- what happens when something is known, mostly in a thread ----
+    # ---- after an answer, mostly in a thread ----
 
-    def _predicted(self) -> None:
+    def _on_verdict(self) -> None:
         self._keep()
         if self._kept is not None:
-            warm_up()  # after the first prediction, which should not have to wait
-        self._decide()
+            warm_up()  # not before: the first prediction should not have to wait
+        self._label_button()
 
-    def _told(self, name: str) -> None:
-        self.switches.tell(name, self.savings.offers[name])
-        self._decide()
+    def _on_offer(self, name: str) -> None:
+        offers = self.savings.offers
+        self.switches.show_offer(name, offers[name])
+        self._label_button()
+        if len(offers) == len(self.form.toggles):
+            self._arrange_switches()
+            self._keep()
 
-    def _all_told(self) -> None:
-        """The switches stay where they are until another model, batch, length or card is chosen."""
+    def _arrange_switches(self) -> None:
+        """Arrange the switches once for each choice of model, batch, length and card, so that they seldom move."""
         sentence = (*(self.form.controls[name].value for name in SENTENCE), self.gauge.gpu.value)
         if sentence != self._arranged_for:
             self._arranged_for = sentence
             self.switches.arrange(self.savings.offers)
-        self._keep()
 
-    def _decide(self) -> None:
-        """What the one button does."""
+    def _label_button(self) -> None:
+        """Let the one button offer the script if the recipe fits, or else what makes it fit."""
         prediction = self.gauge.prediction
         if prediction is None:
             return
@@ -194,15 +199,15 @@ class Playground:
         elif offer_count < len(self.form.toggles):
             self.fit.say(f"looking what is enough: {offer_count} of {len(self.form.toggles)} …")
         else:
-            self.fit.look(self._recipe, limit, self.savings.offers)
+            self.fit.search(self._recipe, limit, self.savings.offers)
 
-    # ---- what stands behind the four buttons ----
+    # ---- the four parts that can be opened ----
 
     def _take_home(self) -> None:
         self.openers["Take the script home"].value = True
 
     def _open(self, change: Any) -> None:
-        """One part is open at a time."""
+        """Open a part, and close the one that was open."""
         if change["new"]:
             for word in self.openers.values():
                 if word is not change["owner"]:
@@ -212,16 +217,16 @@ class Playground:
         self._show_open_part(is_new=True)
 
     def _show_open_part(self, *, is_new: bool = False) -> None:
-        """Only what is looked at is worked out."""
+        """Compute and show the open part, and no other."""
         names = [name for name, word in self.openers.items() if word.value]
         show_if(bool(names), self.open_part)
         if not names:
             return
         part = self.parts[names[0]]
         if is_new:
-            settings = self.form.explained(OF_A_RUN) if part is self.train else []
+            settings = self.form.controls_with_help(OF_A_RUN) if part is self.train else []
             self.open_part.children = [*settings, part.view]
-        with suppress(ConfigurationError):  # the gauge says so
+        with suppress(ConfigurationError):  # the gauge says that the limit cannot be read
             limit = self.gauge.limit
             part.show(self.form.valid(), limit.gpu, limit.have_bytes)
 
@@ -236,7 +241,8 @@ class Playground:
         display(HTML(self.as_page()))
 
     def show_live(self) -> None:
-        cell = request().get("metadata", {}).get("cellId")  # as JupyterLab and VS Code name it
+        # JupyterLab and VS Code send this name of the cell; other pages may not
+        cell = request().get("metadata", {}).get("cellId")
         before = self._in_cell.get(cell, self)
         if cell and before is not self:
             before.close()
@@ -246,7 +252,7 @@ class Playground:
         self._keep()
 
     def close(self) -> None:
-        """Do no more work: the cell has run again, and shows another panel."""
+        """End all work of this panel: its cell has run again, and shows another."""
         RUNNER.detach(self.train)
         parts = (self.gauge, self.savings, self.fit, self.train.advice, self.train.preview)
         for part in (*parts, *self.parts.values()):
@@ -254,7 +260,7 @@ class Playground:
                 part.stop()
 
     def as_page(self) -> str:
-        """The chosen recipe, its verdict, what each technique would do, and the newest runs; no kernel."""
+        """Return HTML that needs no kernel: the recipe, its verdict, each technique's saving, and the newest runs."""
         recipe = self.form.valid()
         label = "no recipe"
         if recipe:
@@ -275,15 +281,16 @@ class Playground:
 
 
 class Step(Part):
-    """The step of the recipe, to drag through."""
+    """The part "See the step": the memory over one step, to drag through."""
 
     quiet_s = 0.7  # the gauge's own prediction comes first
 
     def answers(self, recipe: Recipe, gpu: str, limit_bytes: int) -> Iterator[str]:
         prediction = self.predict(recipe, gpu)
-        if prediction.timeline is None:  # what comes with the workbench has none, but a few
+        # few of the predictions that come with the workbench have a timeline
+        if prediction.timeline is None:
             prediction = predict_known(recipe, gpu, timeline=True)
         is_all = limit_bytes == room_bytes(gpu)
         frame = scrubber([prediction], None if is_all else limit_bytes - prediction.context_bytes)
-        # what scrolls is reached by keys
+        # the tab index lets the keyboard scroll the region
         yield f'<div tabindex="0" role="region" aria-label="the step">{frame}</div>'

@@ -1,11 +1,11 @@
-"""The text that would be trained on, before anything is: whether it is there, and what the model sees of it."""
+"""The text before training: whether there is such a text, and what the model sees of it."""
 
 import os
 from collections.abc import Callable, Iterator
 
 from workbench.base.errors import ConfigurationError
 from workbench.recipe import Recipe
-from workbench.texts.corpus import embedded
+from workbench.texts.corpus import list_embedded
 from workbench.texts.readers import HUB_ID, KINDS, find_text, split_name
 from workbench.training.preview import show
 from workbench.widgets.light import Button
@@ -14,10 +14,13 @@ from workbench.widgets.part import Part
 
 
 class Preview(Part):
-    """What the model sees of the text, and what of it counts, each time that is asked for.
+    """A button, and the text as the model sees it, with the tokens that count in the loss, after each press.
 
     Args:
         recipe: returns the recipe that would be trained; None while there is none. May raise ConfigurationError.
+
+    Attributes:
+        shown_for: the recipe of the newest press; None: there was none.
     """
 
     def __init__(self, recipe: Callable[[], Recipe | None]) -> None:
@@ -26,9 +29,9 @@ class Preview(Part):
         self.shown_for: Recipe | None = None
         self.button = Button(description="What the model sees")
         self.view.children = (self.button, *self.view.children)
-        self.button.on_click(self.look)
+        self.button.on_click(self._press)
 
-    def look(self, _: object) -> None:
+    def _press(self, _: object) -> None:
         try:
             self.shown_for = self.recipe()
             self.show(self.shown_for)
@@ -42,11 +45,11 @@ class Preview(Part):
 
 
 def look_for_text(text: str) -> None:
-    """Raises ConfigurationError: there is no such file, or none of its kind is read. No hub is asked."""
-    if text in embedded():
+    """Refuse a text that is no file, or one of a kind that is not read (ConfigurationError). No hub is asked."""
+    if text in list_embedded():
         return
     location, _ = split_name(text)
     repository = text.partition(":")[0]
     is_name_on_hub = HUB_ID.fullmatch(repository) and not repository.lower().endswith((*KINDS, ".gz"))
     if os.path.exists(os.path.expanduser(location)) or not is_name_on_hub:
-        find_text(text, f"Embedded: {', '.join(embedded())}. Give one of these or the path of a UTF-8 text.")
+        find_text(text, f"Embedded: {', '.join(list_embedded())}. Give one of these or the path of a UTF-8 text.")

@@ -1,4 +1,4 @@
-"""What each technique would do to the recipe, by two predictions each, made while nobody waits for the gauge."""
+"""The savings of each technique: two predictions, with it and without, made while nobody waits for the gauge."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -12,20 +12,19 @@ from workbench.widgets.controls import TechniqueToggle
 from workbench.widgets.gauge import Limit, nothing
 from workbench.widgets.part import SEARCH, URGENT, Background, reason_of
 
-# the recipe with the technique, compared with the one without; or why there is none
+# An offer compares the recipe with the technique with the one without. A string says why there is no comparison.
 Offer = Candidate | str
 
 
 class Savings(Background):
-    """Asks for the recipe with and without each technique, one after the other.
+    """The thread that predicts the recipe with and without each technique, one technique after the other.
 
     Args:
         toggles: the techniques, by name.
 
     Attributes:
-        offers: by name, of those that were asked since the last change.
-        told: called after each answer, with the technique's name.
-        ended: called when all are known.
+        offers: the offers since the last change of the recipe, by the technique's name.
+        on_offer: is called after each offer, with the technique's name.
     """
 
     quiet_s = 0.7
@@ -36,38 +35,37 @@ class Savings(Background):
         self.predictor = predict_known
         self.toggles = toggles
         self.offers: dict[str, Offer] = {}
-        self.told: Callable[[str], object] = nothing
-        self.ended: Callable[[], object] = nothing
+        self.on_offer: Callable[[str], object] = nothing
 
     def show(self, recipe: Recipe | None, limit: Limit) -> None:
-        """What each technique does to this recipe from now on; None: there is no valid one."""
+        """Predict what each technique does to this recipe from now on; None: there is no valid one."""
         self.offers = {}
         if recipe is None:
             self.stop()
         else:
             self.ask(recipe, limit)
 
-    def answers(self, recipe: Recipe, limit: Limit) -> Iterator[tuple[str, Offer] | None]:
+    def answers(self, recipe: Recipe, limit: Limit) -> Iterator[tuple[str, Offer]]:
         for name, toggle in self.toggles.items():
             try:
                 offer = self._offer(recipe, toggle, limit)
             except InterruptedError:  # there is a newer question
                 raise
-            except Exception as error:  # of the recipe, or of the worker: the next technique may have an answer
+            except Exception as error:
+                # the next technique may have an answer
                 offer = reason_of(error)
             yield name, offer
-        yield None
 
-    def put(self, answer: tuple[str, Offer] | None) -> None:
-        if answer is None:
-            self.ended()
-        else:
-            name, offer = answer
-            self.offers[name] = offer
-            self.told(name)
+    def show_answer(self, answer: tuple[str, Offer]) -> None:
+        name, offer = answer
+        self.offers[name] = offer
+        self.on_offer(name)
 
     def _offer(self, recipe: Recipe, toggle: TechniqueToggle, limit: Limit) -> Offer:
-        """Raises ConfigurationError where technique and recipe do not go together, or cannot be predicted."""
+        """Compare the recipe with the technique with the one without.
+
+        Raises ConfigurationError if technique and recipe do not go together, or cannot be predicted.
+        """
         if toggle.box.disabled:
             return toggle.reason
         technique = toggle.technique()
@@ -76,7 +74,8 @@ class Savings(Background):
         having = recipe if toggle.box.value else recipe | technique
         before = self.predict(without, limit.gpu)
         after = self.predict(having, limit.gpu)
-        # both by one engine: what comes with the workbench was made on an emulated GPU, and here there may be none
+        # Two engines are not compared: predictions that come with the workbench were made on an emulated GPU,
+        # which this machine may not have.
         if engine_words(before.source) != engine_words(after.source):
             before = predict(without, limit.gpu)
             after = predict(having, limit.gpu)

@@ -1,14 +1,14 @@
-"""The techniques as switches: by what becomes of the loss, and in each group the largest saving first."""
+"""The techniques as switches, grouped by what becomes of the loss, the largest saving first in each group."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import ipywidgets as w
 
 from workbench.advise.candidate import Candidate
 from workbench.base.categories import format_bytes
 from workbench.techniques import Numerics
+from workbench.techniques.registry import in_words
 from workbench.widgets.controls import TechniqueToggle, show_if
 from workbench.widgets.light import HTML, ToggleButton, VBox
 from workbench.widgets.pages import page
@@ -16,7 +16,7 @@ from workbench.widgets.savings import Offer
 
 
 class Fold:
-    """A group that is closed until somebody opens it; on its button stands what is in it."""
+    """A group of switches that is closed until somebody opens it; its button says what is in it."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -25,25 +25,25 @@ class Fold:
         self.button = ToggleButton(css="wb-fold")
         self.rows = VBox()
         self.view = VBox([self.button, self.rows], css="wb-group")
-        self.button.observe(self._opened, names="value")
+        self.button.observe(self._show_rows, names="value")
 
     def fill(self, toggles: Sequence[TechniqueToggle], names: Sequence[str]) -> None:
-        """Where one of them is on, it is open."""
+        """Put these switches into the group, and open it if one of them is on."""
         self.summary = " · ".join(names)
         self.toggles = toggles
         show_if(bool(toggles), self.view)
         if any(toggle.box.value for toggle in toggles):
             self.button.value = True
-        self._opened()
+        self._show_rows()
 
-    def _opened(self, *_: object) -> None:
+    def _show_rows(self, *_: object) -> None:
         is_open = self.button.value
         self.button.description = f"{'▾' if is_open else '▸'} {self.title}: {self.summary}"
         self.rows.children = views(self.toggles) if is_open else ()
 
 
 class Switches:
-    """All switches. Their order changes only by `arrange`: a row that moves is missed by a click, and loses the focus.
+    """All switches. Only `arrange` changes their order: a row that moves is missed by a click, and loses the focus.
 
     Args:
         toggles: the techniques, by name.
@@ -61,27 +61,27 @@ class Switches:
         self.nearly_title = HTML("<p><b>Nearly the same loss</b> <small>fewer digits</small></p>")
         self.arrange({})
 
-    def ask(self) -> None:
-        """The facts are those of another recipe from now on, and dimmed."""
+    def dim(self) -> None:
+        """Dim the facts, which are those of an older recipe."""
         for toggle in self.toggles.values():
             toggle.facts.add_class("wb-old")
 
-    def tell(self, name: str, offer: Offer) -> None:
-        """What one technique does, on its row."""
+    def show_offer(self, name: str, offer: Offer) -> None:
+        """Write what one technique does on its row."""
         toggle = self.toggles[name]
         settings = ""
         if isinstance(offer, Candidate):
-            settings = replace(offer.recipe, techniques=offer.changes).title.removeprefix(toggle.cls.title)
+            settings = in_words(offer.label).removeprefix(in_words(toggle.cls.name))
         toggle.facts.value = page("facts", offer=offer, settings=settings, cls=toggle.cls)
         toggle.facts.remove_class("wb-old")
 
     def arrange(self, offers: Mapping[str, Offer]) -> None:
-        """Put every switch into its group, by what is known of it."""
+        """Put every switch into its group, by its offer: a technique that is off and saves nothing is useless."""
         groups: dict[str, list[TechniqueToggle]] = defaultdict(list)
         titles: dict[str, list[str]] = defaultdict(list)
-        for toggle in sorted(self.toggles.values(), key=lambda toggle: -saved_bytes(offers.get(toggle.cls.name))):
+        for toggle in sorted(self.toggles.values(), key=lambda toggle: -saving_of(offers.get(toggle.cls.name))):
             offer = offers.get(toggle.cls.name)
-            saved = saved_bytes(offer)
+            saved = saving_of(offer)
             group: str = toggle.cls.numerics
             if offer is not None and saved <= 0 and not toggle.box.value:
                 group = "useless"
@@ -98,5 +98,5 @@ def views(toggles: Sequence[TechniqueToggle]) -> list[w.Widget]:
     return [toggle.view for toggle in toggles]
 
 
-def saved_bytes(offer: Offer | None) -> int:
+def saving_of(offer: Offer | None) -> int:
     return offer.saved_bytes if isinstance(offer, Candidate) else 0

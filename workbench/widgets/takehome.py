@@ -1,4 +1,4 @@
-"""The chosen recipe to take along: as a script, a file or a command."""
+"""The part "Take the script home": the chosen recipe as a script, a file or a command."""
 
 import base64
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from workbench.widgets.light import Dropdown
 from workbench.widgets.pages import page
 from workbench.widgets.part import Part
 
-# the name of the file, and what writes it
+# each form: the name of its file, and the function that writes it
 FORMS: dict[str, tuple[str, Callable[[Recipe], str]]] = {
     "Hugging Face script": ("train.py", script),
     "TRL script": ("train_trl.py", partial(script, flavour="trl")),
@@ -21,7 +21,7 @@ FORMS: dict[str, tuple[str, Callable[[Recipe], str]]] = {
 
 
 class TakeHome(Part):
-    """Shows the recipe in one of several forms, to be copied or downloaded, and what it needs beside it.
+    """The part that shows the recipe in one of several forms, to be copied or downloaded, and the files it needs.
 
     Args:
         recipe: returns the recipe of the moment; may raise ConfigurationError.
@@ -35,7 +35,7 @@ class TakeHome(Part):
         self.form.observe(self.show, names="value")
 
     def show(self, *_: object) -> None:
-        """Write the recipe of the moment; until that is done, what is shown is dimmed."""
+        """Write the recipe of the moment. Until that is done, the older text is dimmed."""
         try:
             super().show(self.recipe(), self.form.value)
         except WorkbenchError as error:

@@ -1,4 +1,4 @@
-"""The part that trains here: what Start would train, how it goes, what came of it, and the runs before it."""
+"""The part "Train it here": the training that Start would begin, its progress and result, and the runs before it."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from pathlib import Path
 import ipywidgets as w
 from markupsafe import Markup, escape
 
-from workbench.advise.doctor import cause, diagnose
+from workbench.advise.doctor import Diagnosis, diagnose
 from workbench.advise.frame import to_frame
 from workbench.base.categories import format_bytes, parse_bytes
 from workbench.base.device import Device
@@ -22,35 +22,40 @@ from workbench.lessons import plots
 from workbench.lessons.progress import duration
 from workbench.models.known import PUBLISHED
 from workbench.models.source import EMBEDDED, RANDOM
-from workbench.prediction.predict import predicted_peak
+from workbench.prediction.predict import predict_peak
 from workbench.recipe import Recipe
-from workbench.training.job import why_not_here
+from workbench.training.job import find_missing
 from workbench.widgets.light import HTML, Button, Checkbox, HBox, Text, VBox
 from workbench.widgets.pages import page, small, status
 from workbench.widgets.part import SEARCH, Part
 from workbench.widgets.preview import Preview, look_for_text
 from workbench.widgets.runner import RUNNER, STOPPED
 
+# tokens of the text that is generated before and after a training
 SAMPLE_TOKENS = 40
+# the longest sequence of the small model that stands in for a large one
 STAND_IN_TOKENS = 128
-RUNS = 20  # that are listed
+# the newest runs that the table lists
+RUNS = 20
 COLUMNS = ["label", "model", "status", "steps_done", "peak_allocated_bytes", "held_out_loss"]
-BAR_STYLES = {Status.OK: "success", Status.INTERRUPTED: ""}  # any other end is an alarm
+# the progress bar is red after any other end
+BAR_STYLES = {Status.OK: "success", Status.INTERRUPTED: ""}
 
 
 class Train:
-    """Start, Stop and what they show, alike in every panel of this kernel: there is one training at a time.
+    """The buttons Start and Stop, and what they show, alike in every panel of this kernel: it has one training at a
+    time.
 
     Args:
         recipe: returns the chosen recipe; None while there is none.
-        folder: where records go.
-        changed: called when a run has ended.
+        folder: where records go; None: `data/runs`.
+        on_result: is called when a run has ended, and again when its prediction is there.
     """
 
-    def __init__(self, recipe: Callable[[], Recipe | None], folder: Path | None, changed: Callable[[], None]) -> None:
+    def __init__(self, recipe: Callable[[], Recipe | None], folder: Path | None, on_result: Callable[[], None]) -> None:
         self.recipe = recipe
         self.folder = folder
-        self.changed = changed
+        self.on_result = on_result
         self.message = ""
         self.start = Button(description="Start", button_style="primary")
         self.stop = Button(description="Stop", disabled=True)
@@ -61,7 +66,7 @@ class Train:
         self.what = HTML()
         self.live = HTML()
         self.runs = HTML()
-        self.preview = Preview(self.trained)
+        self.preview = Preview(self.recipe_to_train)
         self.advice = Advice()
         row = HBox([self.start, self.stop, self.stands_in, self.cap], css="wb-row")
         parts = [self.progress, self.status, self.what, self.preview.view, self.advice.view, self.live, self.runs]
@@ -76,27 +81,30 @@ class Train:
         RUNNER.attach(self)
 
     def suggest(self, recipe: Recipe) -> None:
-        """At first, let a small model take the place of one that a CPU would train for hours."""
+        """Choose at first whether a small model takes the place of one that a CPU would train for hours."""
         self.stands_in.value = device_here().kind == "cpu" and recipe.model.removeprefix(RANDOM) in PUBLISHED
 
-    def trained(self) -> Recipe | None:
-        """What Start trains. Raises ConfigurationError where the stand-in does not go with the techniques."""
+    def recipe_to_train(self) -> Recipe | None:
+        """Return the recipe that Start trains, or None if there is none.
+
+        Raises ConfigurationError if the small model does not go with the techniques.
+        """
         recipe = self.recipe()
         if recipe is None or not self.stands_in.value:
             return recipe
         return replace(recipe, model=EMBEDDED, sequence_length=min(recipe.sequence_length, STAND_IN_TOKENS))
 
     def show(self, *_: object) -> None:
-        """What would be trained, or why it cannot be."""
+        """Say what Start would train, or why it cannot."""
         recipe = None
         reason = "The recipe cannot be used as it is."
         try:
-            recipe = self.trained()
+            recipe = self.recipe_to_train()
             if self.cap.value:
                 parse_bytes(self.cap.value, "memory cap")
             if recipe:
                 look_for_text(recipe.corpus)
-                reason = why_not_here(recipe, device_here())
+                reason = find_missing(recipe, device_here())
         except WorkbenchError as error:
             reason = str(error)
         self.start.disabled = bool(reason) or RUNNER.running
@@ -105,22 +113,23 @@ class Train:
             self.preview.forget()
 
     def begin(self, _: object) -> None:
-        """Start training what is chosen."""
+        """Start the training, after a press of Start."""
         try:
-            recipe = self.trained()
+            recipe = self.recipe_to_train()
             if recipe:
                 RUNNER.start(recipe, self.folder, memory_cap=self.cap.value or None, sample_tokens=SAMPLE_TOKENS)
         except WorkbenchError as error:
             self._say(f"⚠ {error}", "wb-alarm")
 
     def end(self, _: object) -> None:
+        """Stop the training, after a press of Stop."""
         self.stop.disabled = True
         self._say("Stopping …")
         RUNNER.stop()
 
-    # ---- what the training says, mostly in its own thread ----
+    # ---- events of the training, mostly in its own thread ----
 
-    def began(self, recipe: Recipe) -> None:
+    def on_begin(self, recipe: Recipe) -> None:
         self.advice.forget()
         self.live.value = ""
         self.progress.value = 0
@@ -128,10 +137,11 @@ class Train:
         self.progress.bar_style = ""
         self.start.disabled = True
         self.stop.disabled = False
-        self._first: tuple[int, float] | None = None  # the step that was seen first, and when
+        # the first step that was reported, and its time
+        self._first: tuple[int, float] | None = None
         self._say(f"{recipe.model}, {recipe.title}: loading …")
 
-    def progressed(self, record: Record) -> None:
+    def on_progress(self, record: Record) -> None:
         now_s = time.monotonic()
         first_step, first_at_s = self._first = self._first or (record.steps_done, now_s)
         left = ""
@@ -141,7 +151,7 @@ class Train:
         self._say(f"{title_of(record)}: step {record.steps_done} of {self.progress.max}{left}")
         self._draw(record)
 
-    def ended(self, record: Record | None, message: str) -> None:
+    def on_end(self, record: Record | None, message: str) -> None:
         how = Status.INTERRUPTED if message == STOPPED else Status.FAILED
         if record:
             how = record.status
@@ -154,14 +164,14 @@ class Train:
                 self.advice.show(record)
             self._draw(record)
         self._list_runs()
-        self.changed()
+        self.on_result()
         if record:
             device = Device(record.device_kind, record.device_name, record.device_bytes)
-            self._draw(record, predicted_peak(record.recipe_settings, device))  # seconds later
-            self.changed()
+            self._draw(record, predict_peak(record.recipe_settings, device))  # seconds later
+            self.on_result()
 
     def _draw(self, record: Record, predicted: int | None = None) -> None:
-        """The loss and the categories at the peak so far; at the end the prediction for this device, and the texts."""
+        """Draw the losses, and the categories at the peak so far; at the end the predicted peak, and the texts."""
         self.progress.value = record.steps_done
         curves = ""
         if len(record.losses) > 1:
@@ -171,7 +181,7 @@ class Train:
         self.live.value = page("run", record=record, curves=curves, predicted=predicted)
 
     def _list_runs(self) -> None:
-        """The newest runs on record, of this and of earlier kernels."""
+        """List the newest runs on record, of this and of earlier kernels."""
         frame = to_frame(read_all(self.folder, newest=RUNS)[::-1])[COLUMNS]
         # pandas' own NA would be printed
         frame = frame.astype(object).where(frame.notna(), math.nan)
@@ -185,11 +195,11 @@ class Train:
 
 
 class Advice(Part):
-    """After a run that ran out of memory: the cause at once, then what the doctor says would have fitted."""
+    """The advice after a run that ran out of memory: the cause at once, then changes that would have fitted."""
 
     def answers(self, record: Record) -> Iterator[str]:
         with SEARCH:
-            yield status(f"{cause(record)} Looking for changes that fit …")
+            yield status(f"{Diagnosis(record).cause} Looking for changes that fit …")
             yield diagnose(record, predict=cache(self.predict))._repr_html_()
 
 
@@ -207,14 +217,14 @@ def start_in_words(recipe: Recipe) -> str:
 
 
 def title_of(record: Record) -> str:
-    """Its techniques by their titles; of a record of another version, whose recipe cannot be read, its label."""
+    """Return a record's techniques by their titles, or its label if its recipe, of another version, cannot be read."""
     with suppress(WorkbenchError):
         return record.recipe.title
     return record.label
 
 
 def summary(record: Record | None, message: str) -> str:
-    """How a run ended; `message` is why, if that is not in the record."""
+    """Say how a run ended; `message` is the reason, if that is not in the record."""
     if record is None:
         return "■ Stopped before it began." if message == STOPPED else f"⚠ not started: {message}"
     if record.status is Status.OK:

@@ -11,9 +11,9 @@ import pytest
 
 from workbench.base.errors import UnavailableError
 from workbench.base.paths import DATA
-from workbench.gpus.catalogue import GPUS, gpu, of_device
+from workbench.gpus.catalogue import GPUS, gpu, recognize_gpu
 from workbench.gpus.emulator import build, card, place
-from workbench.gpus.emulator.elf import imports
+from workbench.gpus.emulator.elf import read_imports
 from workbench.gpus.emulator.interpreter import Python, this_python
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
@@ -28,8 +28,8 @@ def test_what_a_library_imports(tmp_path):
     source, library = tmp_path / "one.c", tmp_path / "libone.so"
     source.write_text("double nowhere(double), cos(double);\ndouble one(double x) { return cos(x) + nowhere(x); }")
     subprocess.run([COMPILER, "-shared", "-fPIC", source, "-o", library, "-lm"], check=True)
-    found = imports(library)
-    assert "libm.so.6" in found.needed
+    found = read_imports(library)
+    assert "libm.so.6" in found.libraries
     assert ("nowhere", "", "") in found.symbols
     assert any(name == "cos" and owner == "libm.so.6" for name, owner, _ in found.symbols)
     assert "one" not in {name for name, _, _ in found.symbols}
@@ -70,7 +70,7 @@ def test_the_declared_types_are_laid_out_as_nvidias(subtests, tmp_path):
 
 
 def test_functions_that_owe_an_answer_give_one_or_are_refused_and_the_others_say_nothing():
-    text = build._functions(
+    text = build._write_functions(
         [
             "cusolverDnSgeqrf_bufferSize",
             "cudnnCreateTensorDescriptor",
@@ -95,24 +95,24 @@ def test_without_a_compiler_there_is_a_cure(monkeypatch):
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     monkeypatch.setattr(build, "find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match=r"emulator: no C compiler .* pip install ziglang"):
-        build.compiler()
+        build.find_compiler()
 
 
 def test_the_compiler_of_the_ziglang_package_is_taken(monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     monkeypatch.setattr(build, "find_spec", lambda name: object())
-    assert build.compiler() == [sys.executable, "-m", "ziglang", "cc"]
+    assert build.find_compiler() == [sys.executable, "-m", "ziglang", "cc"]
     monkeypatch.setenv("CC", "my cc")
-    assert build.compiler() == ["my", "cc"]
+    assert build.find_compiler() == ["my", "cc"]
 
 
 def test_a_compiler_that_fails_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("CC", "false")
-    monkeypatch.setattr(build, "wanted", lambda files: [build.Library("libcudart.so.13")])
+    monkeypatch.setattr(build, "find_wanted_libraries", lambda files: [build.Library("libcudart.so.13")])
     (asker := tmp_path / build.ASKER).write_bytes(b"libcudart.so.13")
     with pytest.raises(UnavailableError, match=r"emulator: false could not build a stub library \(libemulator.so\)"):
-        build.stubs([asker], tmp_path)
+        build.build_stubs([asker], tmp_path)
     assert not list(tmp_path.glob("stubs-*"))
 
 
@@ -224,7 +224,7 @@ def test_a_download_is_put_in_its_place_whole(monkeypatch, tmp_path):
 
 def test_every_import_of_pytorch_is_there(stubs):
     files = place._libraries(place.torch_folder(), this_python())
-    for library in build.wanted(files):
+    for library in build.find_wanted_libraries(files):
         assert set(library.symbols) == _defined_in(stubs / library.name, library.symbols), library.name
     assert (stubs / "libcuda.so").resolve() == (stubs / "libcuda.so.1").resolve()  # of this name for older Triton
 
@@ -243,7 +243,7 @@ print(json.dumps([name for name in json.load(sys.stdin) if hasattr(library, name
 
 def test_a_second_call_builds_nothing(stubs, monkeypatch):
     monkeypatch.setattr(build, "_build", lambda *_: pytest.fail("built again"))
-    assert build.stubs(place._libraries(place.torch_folder(), this_python()), place.cache_folder()) == stubs
+    assert build.build_stubs(place._libraries(place.torch_folder(), this_python()), place.cache_folder()) == stubs
 
 
 MEMORY = """
@@ -355,6 +355,6 @@ def test_every_card_of_the_catalogue_can_be_played(subtests):
             assert (int(fields["memory"]), fields["count"]) == (row.memory_bytes, "3")
             assert (int(fields["major"]), int(fields["minor"])) == row.compute_capability
             assert text.endswith(f"name={row.title} (emulated)")
-            assert of_device(card.name_on_a_card(row), row.memory_bytes) == row
+            assert recognize_gpu(card.name_on_a_card(row), row.memory_bytes) == row
             assert int(fields["threads"]) in (1024, 1536, 2048)
             assert int(fields["shared_bytes_of_a_block"]) <= int(fields["shared_bytes"])

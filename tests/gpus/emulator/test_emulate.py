@@ -15,8 +15,8 @@ from workbench.base.errors import ConfigurationError
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import host
 from workbench.gpus.emulator.call import PROCESSES, call_on
-from workbench.gpus.emulator.card import emulated_card, variable, with_memory
-from workbench.gpus.emulator.launch import INSIDE, emulate, environment, started_by
+from workbench.gpus.emulator.card import find_emulated_gpu, variable, with_memory
+from workbench.gpus.emulator.launch import INSIDE, complete_command, emulate, environment
 from workbench.gpus.emulator.padding import VARIABLE as PADDING
 from workbench.gpus.emulator.place import python_path
 from workbench.gpus.emulator.report import TIMED_OUT
@@ -209,7 +209,7 @@ def test_a_program_that_is_killed_has_reported_by_then_and_its_figures_are_lower
         "time.sleep(3)\nos.kill(os.getpid(), 9)"
     )
     found, _ = program(source, gpu("t4"))
-    assert (found.exit_status, found.silent, found.peak_reserved_bytes) == (137, 0, 50 * MIB)
+    assert (found.exit_status, found.processes_without_report, found.peak_reserved_bytes) == (137, 0, 50 * MIB)
     assert found.devices[0]["lines"][0]["bytes"] == 50 * MIB
     assert "needs at least 50.0 MiB" in str(found)
     assert str(found).endswith("a lower bound: what a killed process would have taken later is not known")
@@ -228,8 +228,8 @@ def test_a_machine_that_others_fill_ends_nothing(monkeypatch):
     total, available = host.memory()
     assert 0 < available < total
     monkeypatch.setattr(host, "memory", lambda: (2**50, 2**40))
-    assert host.held_by(os.getpid()) > MIB
-    assert host.too_full([os.getpid()]) == ""
+    assert host.bytes_held_by(os.getpid()) > MIB
+    assert host.why_too_full([os.getpid()]) == ""
 
 
 @pytest.mark.dear
@@ -241,7 +241,7 @@ def test_a_worker_of_torch_compile_takes_nothing_of_the_card_and_is_not_missed(p
     )
     found, out = program(source, gpu("t4"))
     assert out.out == "-9\n", out.err
-    assert (found.silent, found.lower_bound) == (0, [])
+    assert (found.processes_without_report, found.lower_bound) == (0, [])
 
 
 @pytest.mark.dear
@@ -287,7 +287,7 @@ def test_a_program_that_leaves_its_folder_and_removes_it_is_reported_all_the_sam
     )
     found, _ = program(source, gpu("t4"))
     assert found.processes[0]["devices"][0]["lines"][0]["bytes"] == 50 * MIB
-    assert not found.silent
+    assert not found.processes_without_report
 
 
 @pytest.mark.dear
@@ -419,7 +419,7 @@ def test_exit_statuses_are_those_of_a_shell(subtests):
     for command, status in (("exit 7", 7), ("kill -9 $$", 137), ("exit 0", 0)):
         with subtests.test(command=command):
             emulation = emulate(["sh", "-c", command], gpu("t4"))
-            assert (emulation.exit_status, emulation.processes, emulation.silent) == (status, (), 0)
+            assert (emulation.exit_status, emulation.processes, emulation.processes_without_report) == (status, (), 0)
             assert emulation.command == ("sh", "-c", command)
     late = emulate(["sh", "-c", "exec sleep 60"], gpu("t4"), timeout_s=0.1)
     assert (late.exit_status, late.stuck_at) == (TIMED_OUT, "")
@@ -439,7 +439,7 @@ touch using-4 using-5 using-6 using-7 5.pickle
     assert [report["process"] for report in emulation.processes] == [6, 5]  # one has used no GPU
     assert [device["index"] for device in emulation.devices] == [0, 1]
     assert emulation.peak_reserved_bytes == 9
-    assert emulation.silent == 1
+    assert emulation.processes_without_report == 1
     assert emulation.snapshots == (path,)
     assert path.exists()
     both = emulate(["sh", "-c", f"{program} touch 6.pickle"], gpu("t4"), snapshot=path)
@@ -449,11 +449,11 @@ touch using-4 using-5 using-6 using-7 5.pickle
 def test_python_is_this_python_and_ranks_are_torchruns(monkeypatch):
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
-    assert started_by(["python", "train.py", "--lr", "1"], 1) == [sys.executable, "train.py", "--lr", "1"]
-    assert started_by(["/opt/venv/bin/python", "-c", "1"], 1) == ["/opt/venv/bin/python", "-c", "1"]
-    assert started_by(["accelerate", "launch", "train.py"], 4) == ["accelerate", "launch", "train.py"]
+    assert complete_command(["python", "train.py", "--lr", "1"], 1) == [sys.executable, "train.py", "--lr", "1"]
+    assert complete_command(["/opt/venv/bin/python", "-c", "1"], 1) == ["/opt/venv/bin/python", "-c", "1"]
+    assert complete_command(["accelerate", "launch", "train.py"], 4) == ["accelerate", "launch", "train.py"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    assert started_by(["python3", "-m", "train"], 2) == [*torchrun, "-m", "train"]
+    assert complete_command(["python3", "-m", "train"], 2) == [*torchrun, "-m", "train"]
 
 
 UNUSABLE = (
@@ -475,7 +475,7 @@ def test_no_ranks_are_refused(capsys):
         main(["emulate", "--gpu", "t4", "--ranks", "0", "--", "python"])
     assert "argument --ranks: '0' is not a number of at least 1." in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match="emulate: ranks must be at least 1, got 0"):
-        started_by(["python"], 0)
+        complete_command(["python"], 0)
 
 
 def test_a_program_that_is_not_there(stubs, capsys):
@@ -500,10 +500,10 @@ def test_json_stands_alone_on_standard_output(stubs, tmp_path, capfd):
 
 
 def test_names_of_devices():
-    assert emulated_card("emulated:RTX 4090") == gpu("rtx4090")
-    assert emulated_card("cuda") is None
+    assert find_emulated_gpu("emulated:RTX 4090") == gpu("rtx4090")
+    assert find_emulated_gpu("cuda") is None
     with pytest.raises(ConfigurationError, match="device: emulated: needs the name of a GPU"):
-        emulated_card("emulated:")
+        find_emulated_gpu("emulated:")
 
 
 @pytest.mark.dear

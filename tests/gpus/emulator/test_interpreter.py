@@ -8,8 +8,8 @@ import pytest
 from workbench.base.errors import ConfigurationError
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import place
-from workbench.gpus.emulator.interpreter import ask_python, python_meant, python_of, this_python
-from workbench.gpus.emulator.launch import emulate, started_by
+from workbench.gpus.emulator.interpreter import ask_python, find_default_python, find_python_of, this_python
+from workbench.gpus.emulator.launch import complete_command, emulate
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_python_that_is_named_or_stands_in_a_scripts_first_line_is_asked(other
     }
     for name, command in commands.items():
         with subtests.test(name=name):
-            python = python_of(command)
+            python = find_python_of(command)
             assert (python.executable, python.torch_release) == (str(other_python), "2.6.0")
             assert not python.is_this_one
 
@@ -53,17 +53,17 @@ def test_what_names_none_means_that_of_this_process(tmp_path, monkeypatch):
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
     for command in (["sh", "train.sh"], ["no-such-program"], script(tmp_path, "#!/bin/sh")):
-        assert python_of(command) is this_python()
+        assert find_python_of(command) is this_python()
     assert this_python().torch_release
-    assert started_by(["python", "train.py"], 1) == [sys.executable, "train.py"]
+    assert complete_command(["python", "train.py"], 1) == [sys.executable, "train.py"]
 
 
 def test_an_activated_environment_with_a_pytorch_is_meant_by_python(other_python, tmp_path, monkeypatch):
-    assert python_meant({"VIRTUAL_ENV": str(tmp_path)}).torch_release == "2.6.0"
-    assert python_meant({"CONDA_PREFIX": str(tmp_path / "empty")}) is this_python()
+    assert find_default_python({"VIRTUAL_ENV": str(tmp_path)}).torch_release == "2.6.0"
+    assert find_default_python({"CONDA_PREFIX": str(tmp_path / "empty")}) is this_python()
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
-    assert started_by(["python", "train.py"], 1) == [str(other_python), "train.py"]
-    assert started_by(["python3.12", "train.py"], 1) == ["python3.12", "train.py"]
+    assert complete_command(["python", "train.py"], 1) == [str(other_python), "train.py"]
+    assert complete_command(["python3.12", "train.py"], 1) == ["python3.12", "train.py"]
 
 
 def test_what_does_not_answer_as_a_python_is_refused(tmp_path):

@@ -105,7 +105,7 @@ def test_where_it_ran_out_of_memory_nothing_is_known_of_other_cards():
 
 def test_what_is_missing_or_was_cut_short_is_said(tmp_path):
     assert "  no process used the GPU" in str(emulation())
-    killed = str(emulation(silent=2))
+    killed = str(emulation(processes_without_report=2))
     assert "  2 processes that used the GPU were killed and left no report" in killed
     assert "no process used the GPU" not in killed
     short = str(emulation(process(0, device(in_history=10 * GIB))))
@@ -118,7 +118,13 @@ def test_what_is_missing_or_was_cut_short_is_said(tmp_path):
 
 @pytest.mark.parametrize("stuck_at", ["", "line 4 in wait"])
 def test_as_json_bytes_are_integers_and_nothing_is_left_out(stuck_at):
-    found = emulation(process(0, device()), exit_status=TIMED_OUT, stuck_at=stuck_at, snapshots=(Path("a"),), silent=1)
+    found = emulation(
+        process(0, device()),
+        exit_status=TIMED_OUT,
+        stuck_at=stuck_at,
+        snapshots=(Path("a"),),
+        processes_without_report=1,
+    )
     facts = found.to_dict()
     assert json.loads(json.dumps(facts)) == facts
     assert facts == {

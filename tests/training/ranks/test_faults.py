@@ -16,7 +16,7 @@ from workbench.journal.record import read_all
 from workbench.recipe import Recipe, as_toml
 from workbench.techniques import GradientAccumulation, StepInBackward, technique
 from workbench.training.ranks.launch import run_on_ranks
-from workbench.training.ranks.shards import Ranks, shared
+from workbench.training.ranks.shards import Ranks, split_batch
 
 COMMAND = [sys.executable, "-m", "workbench", "run"]
 ANY = Recipe(model="gpt2-tiny")
@@ -87,7 +87,7 @@ def test_how_ranks_share_a_batch(subtests):
     for (size, steps), count, expected in SHARED:
         with subtests.test(size=size, steps=steps, ranks=count):
             arguments = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
-            assert shared(arguments, count) == expected
+            assert split_batch(arguments, count) == expected
 
 
 REFUSED = (

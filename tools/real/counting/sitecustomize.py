@@ -22,16 +22,20 @@ steps = 0
 most_bytes = 0
 
 
-def count(optimizer: Optimizer, *_) -> None:
+def count(stepped: Optimizer, *_) -> None:
     """After a step: what lives now, of all optimizers, as a GAN has two."""
     global steps
     steps += 1
-    optimizers.add(optimizer)
-    living = weights() if steps <= SEARCHED_STEPS else []
-    for known in optimizers:
-        for group in known.param_groups:
+    optimizers.add(stepped)
+    living = []
+    if steps <= SEARCHED_STEPS:
+        living += weights()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
             for parameter in group["params"]:
-                living += [parameter, parameter.grad, *known.state.get(parameter, {}).values()]
+                living.append(parameter)
+                living.append(parameter.grad)
+                living += optimizer.state.get(parameter, {}).values()
     note(living)
 
 
@@ -53,7 +57,8 @@ def note(living: list[torch.Tensor | None]) -> None:
     for tensor in living:
         tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, what this rank has
         if type(tensor) in PLAIN and tensor.device.type == "cuda":
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
     most_bytes = max(most_bytes, sum(storages.values()))
     FILE.write_text(json.dumps({"steps": steps, "bytes": most_bytes}))
 

@@ -1,6 +1,6 @@
-"""What is replaced in other libraries while a run or a prediction lasts: one file a library, each with its reason.
+"""Patches of other libraries while a run or a prediction lasts: one file a library, each patch with its reason.
 
-A patch is a bet on a name that its owner may change. It says `until` which version, or what, it is needed.
+A patch is a bet on a name that its owner may change. It says until which version, or until what, it is needed.
 """
 
 import os
@@ -10,15 +10,15 @@ from typing import Any
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """For the duration, an attribute of a module, a class or an object is another one.
+def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of a module, a class or an object, and put the old one back in the end.
 
     Raises:
-        AttributeError: the owner has no such attribute: the library has changed, and the patch with it.
+        AttributeError: the owner has no such attribute: the library has changed, and the patch must follow.
     """
     getattr(owner, name)
     is_its_own = name in vars(owner)
-    before = vars(owner).get(name)  # not what `getattr` binds, such as a static method
+    before = vars(owner).get(name)  # `getattr` would bind a method, and unwrap a static one
     setattr(owner, name, value)
     try:
         yield
@@ -26,12 +26,12 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         if is_its_own:
             setattr(owner, name, before)
         else:
-            delattr(owner, name)  # it was inherited
+            delattr(owner, name)  # the old one was inherited
 
 
 @contextmanager
-def changed_environment(variables: Mapping[str, str] | None = None) -> Iterator[None]:
-    """The process's environment as it was, afterwards; with these variables meanwhile."""
+def change_environment(variables: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Set environment variables of this process; in the end, its whole environment is as it was before."""
     before = dict(os.environ)
     os.environ.update(variables or {})
     try:

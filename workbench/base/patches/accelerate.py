@@ -1,4 +1,4 @@
-"""What is replaced in accelerate."""
+"""Patches of accelerate."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -6,24 +6,24 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from workbench.base.patches import replaced
+from workbench.base.patches import replace_attribute
 
 
 def prepare_models_with(accelerator: Any, prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the accelerator hand every model to a function; what it did with them is returned.
+    """Let the accelerator hand every model to `prepare`, and return its own method, which did this before.
 
-    While accelerate 1.x refuses shards that it has not made, and takes FSDP on a CPU for DDP.
+    Needed while accelerate 1.x refuses shards that it has not cut, and takes FSDP on a CPU for DDP.
     """
-    its_own: Callable[..., Any] = accelerator.prepare_model
+    prepare_model: Callable[..., Any] = accelerator.prepare_model
     accelerator.prepare_model = prepare
-    return its_own
+    return prepare_model
 
 
 @contextmanager
-def all_batches_for_every_rank(accelerator: Any, device: Any) -> Iterator[None]:
-    """Data loaders are prepared as in a process that is alone: nothing of them is left to other ranks.
+def give_every_rank_all_batches(accelerator: Any, device: Any) -> Iterator[None]:
+    """Prepare data loaders as in a process that is alone, so that every rank gets all batches.
 
-    While accelerate 1.x has no argument for that.
+    Needed while accelerate 1.x has no argument for it.
     """
     from accelerate.data_loader import prepare_data_loader
 
@@ -34,25 +34,24 @@ def all_batches_for_every_rank(accelerator: Any, device: Any) -> Iterator[None]:
         num_processes=1,
         process_index=0,
     )
-    with replaced(accelerator, "prepare", prepare):
+    with replace_attribute(accelerator, "prepare", prepare):
         yield
 
 
 @contextmanager
-def nothing_gathered(accelerator: Any) -> Iterator[None]:
-    """What ranks compute alike is not gathered from all of them. While accelerate 1.x has no argument for that."""
+def gather_nothing(accelerator: Any) -> Iterator[None]:
+    """Let each rank keep its own tensor where accelerate would gather those of all ranks, which are equal.
 
-    def unchanged(tensor: Any) -> Any:
-        return tensor
-
-    with replaced(accelerator, "gather", unchanged):
+    Needed while accelerate 1.x has no argument for it.
+    """
+    with replace_attribute(accelerator, "gather", lambda tensor: tensor):
         yield
 
 
 def leave_deepspeed_alone() -> None:
-    """For good: accelerate would import DeepSpeed, which takes seconds, to see whether a model is one of its.
+    """Keep accelerate, for good, from importing DeepSpeed, which takes seconds, to see whether a model is DeepSpeed's.
 
-    Until: accelerate asks whether it was imported.
+    Needed until accelerate asks whether DeepSpeed was imported.
     """
     from accelerate.utils import other
 

@@ -1,16 +1,19 @@
-"""What is replaced in safetensors."""
+"""Patches of safetensors."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from workbench.base.patches import replaced
+from workbench.base.patches import replace_attribute
 
 
 @contextmanager
-def files_written_by(write: Callable[..., Any]) -> Iterator[None]:
-    """Files are written by this function of (tensors, filename, metadata). While safetensors 0.x writes all content."""
+def write_files_by(write: Callable[..., Any]) -> Iterator[None]:
+    """Let files be written by a function of (tensors, filename, metadata).
+
+    Needed while safetensors 0.x writes the content of all tensors, which fake ones lack.
+    """
     from safetensors import torch
 
-    with replaced(torch, "serialize_file", write):
+    with replace_attribute(torch, "serialize_file", write):
         yield

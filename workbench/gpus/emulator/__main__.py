@@ -1,4 +1,4 @@
-"""`python -m workbench.gpus.emulator`, the same as `emulate-gpu`."""
+"""`python -m workbench.gpus.emulator` is the command `emulate-gpu`."""
 
 import sys
 

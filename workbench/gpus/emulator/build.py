@@ -1,7 +1,7 @@
-"""Building the stub libraries for a PyTorch: what is written by hand, and one empty function for each other import.
+"""The build of the stub libraries for a PyTorch: functions written by hand, and an empty one for each other import.
 
-The next release of PyTorch needs no work: which functions it wants is read from its own libraries. What is built lies
-in the user's cache, under a name that changes with PyTorch's files and with the sources here.
+The next release of PyTorch needs no work: its own libraries say which functions they want. The stubs lie in the user's
+cache, in a folder whose name changes with PyTorch's files and with the sources here.
 """
 
 import hashlib
@@ -22,57 +22,59 @@ from pathlib import Path
 from filelock import FileLock
 
 from workbench.base.errors import UnavailableError
-from workbench.gpus.emulator.elf import imports
+from workbench.gpus.emulator.elf import read_imports
 
 SOURCES = Path(__file__).with_name("stubs")
-OURS = "libemulator.so"
+OURS = "libemulator.so"  # the library that keeps the books, which all others call
 NVIDIA = re.compile(r"lib(cu|nccl|nvrtc|nvshmem|nvJitLink|nvToolsExt|nvidia-ml)")
 LIBRARIES = tomllib.loads((SOURCES / "libraries.toml").read_text(encoding="utf-8"))
-ASKER = "libc10_cuda.so"
+ASKER = "libc10_cuda.so"  # the library of PyTorch that names CUDA's version, and asks for functions by name
 RUNTIME = "libcudart"
-CALLS_RUNTIME = ("libcuda", "libnvidia-ml", "libnccl")  # these are written on top of it
+CALLS_RUNTIME = ("libcuda", "libnvidia-ml", "libnccl")  # libraries that are written on top of CUDA's runtime
 REFUSED = re.compile("|".join(LIBRARIES["refused"]))
 
 
 def _by_name(table: dict[str, str]) -> dict[str, str]:
-    """The key of each of the names that a table lists under it."""
+    """Return the key of each name, of a table that lists names by key."""
     keys: dict[str, str] = {}
     for key, names in table.items():
         keys |= dict.fromkeys(names.split(), key)
     return keys
 
 
-# What functions write for their caller on the host: a new handle, a size of scratch, or something else.
+# Some functions write something for their caller on the host: a new handle, a size of scratch, or something else.
 OUTPUTS = tomllib.loads((SOURCES / "outputs.toml").read_text(encoding="utf-8"))
 CREATES = _by_name(OUTPUTS["creates"])
 SIZES = _by_name(OUTPUTS["sizes"])
-SIZE_TYPES = {"4": "int", "8": "size_t"}  # by its bytes
+SIZE_TYPES = {"4": "int", "8": "size_t"}  # the C type of a size that has so many bytes
 TITLES = {"cusolver": "cuSOLVER", "cusparse": "cuSPARSE", "cufft": "cuFFT", "curand": "cuRAND"}
 WRITES = set(OUTPUTS["writes"]["names"].split())
 
 
 @dataclass
 class Library:
-    """A library to be made: its name, and the symbols that it must have with their version."""
+    """A library to build: its name, and the symbols that it must have, each with its version or an empty text."""
 
     name: str
     symbols: dict[str, str] = field(default_factory=dict)
 
     @property
     def stem(self) -> str:
-        """Without the hash that a wheel puts into the name of a library that it brings along."""
+        """The name without its ending, and without the hash that a wheel puts into the name of a library that it
+        brings along."""
         return re.sub(r"-[0-9a-f]{8}$", "", self.name.partition(".so")[0])
 
     @property
     def sources(self) -> list[Path]:
+        """The C files of the functions that are written by hand."""
         return [SOURCES / f"{name}.c" for name in LIBRARIES["by_hand"].get(self.stem, ())]
 
 
-def stubs(files: Iterable[Path], cache: Path) -> Path:
-    """The folder of stub libraries for these shared libraries; built there if it is not yet.
+def build_stubs(files: Iterable[Path], cache: Path) -> Path:
+    """Return the folder of stub libraries for these shared libraries, and build it if it is not in the cache.
 
     Raises:
-        UnavailableError: no C compiler, or one that fails; or the libraries want another CUDA than 12 or 13.
+        UnavailableError: there is no C compiler, or it fails; or the libraries want another CUDA than 12 or 13.
     """
     files = sorted(files)
     folder = cache / f"stubs-{_key(files)}"
@@ -80,10 +82,10 @@ def stubs(files: Iterable[Path], cache: Path) -> Path:
         return folder
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / ".lock"), tempfile.TemporaryDirectory(dir=cache, prefix=".building-") as aside:
-        if not (folder / OURS).is_file():  # which another process may have built meanwhile
+        if not (folder / OURS).is_file():  # another process may have built the folder meanwhile
             new = Path(aside, "stubs")
             new.mkdir()
-            _build(wanted(files), cuda_major(files), new)
+            _build(find_wanted_libraries(files), cuda_major(files), new)
             new.rename(folder)
     return folder
 
@@ -97,8 +99,8 @@ def _key(files: Iterable[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def wanted(files: Sequence[Path]) -> list[Library]:
-    """NVIDIA's libraries, as these files import from them."""
+def find_wanted_libraries(files: Sequence[Path]) -> list[Library]:
+    """Return NVIDIA's libraries with the symbols that these files import from them."""
     libraries: dict[str, Library] = {}
     asker = _asker(files)
     for name, pattern in LIBRARIES["by_name"].items():
@@ -107,10 +109,10 @@ def wanted(files: Sequence[Path]) -> list[Library]:
     libraries["libcuda.so.1"].symbols |= dict.fromkeys(LIBRARIES["looked_for"], "")
     unversioned: set[str] = set()
     for path in files:
-        imported = imports(path)
-        for name in filter(NVIDIA.match, imported.needed):
+        imports = read_imports(path)
+        for name in filter(NVIDIA.match, imports.libraries):
             libraries.setdefault(name, Library(name))
-        for symbol, owner, version in imported.symbols:
+        for symbol, owner, version in imports.symbols:
             if NVIDIA.match(owner):
                 libraries.setdefault(owner, Library(owner)).symbols[symbol] = version
             elif not owner:
@@ -123,7 +125,8 @@ def wanted(files: Sequence[Path]) -> list[Library]:
 
 
 def cuda_major(files: Iterable[Path]) -> int:
-    """12 or 13, as one of PyTorch's libraries says. Raises UnavailableError for another CUDA."""
+    """Return CUDA's major version, 12 or 13, as one of PyTorch's libraries names it. Raises UnavailableError for
+    another one."""
     runtime = re.search(rb"libcudart\.so\.(\d+)", _asker(files))
     major = int(runtime[1]) if runtime else 0
     if major not in (12, 13):
@@ -135,14 +138,16 @@ def cuda_major(files: Iterable[Path]) -> int:
 
 
 def _asker(files: Iterable[Path]) -> bytes:
+    """Return the content of ASKER, which contains the names that it asks for; empty if it is not among the files."""
     return b"".join(path.read_bytes() for path in files if path.name == ASKER)
 
 
 # ---- compiling ----
 
 
-def compiler() -> list[str]:
-    """The command of a C compiler: `$CC`, what the machine has, or the ziglang package. Raises UnavailableError."""
+def find_compiler() -> list[str]:
+    """Return the command of a C compiler: `$CC`, the machine's, or that of the package ziglang. Raises UnavailableError
+    if there is none."""
     if os.environ.get("CC"):
         return os.environ["CC"].split()
     for name in ("cc", "gcc", "clang"):
@@ -158,26 +163,26 @@ def compiler() -> list[str]:
 
 
 def _build(libraries: list[Library], major: int, folder: Path) -> None:
-    command = [*compiler(), "-std=gnu11", "-O1", "-fPIC", "-shared", "-pthread", "-fno-builtin"]
+    command = [*find_compiler(), "-std=gnu11", "-O1", "-fPIC", "-shared", "-pthread", "-fno-builtin"]
     command += [f"-DCUDA_MAJOR={major}", f"-I{SOURCES}"]
     _compile([*command, str(SOURCES / "emulator.c"), f"-Wl,-soname,{OURS}", "-o", str(folder / OURS)])
-    make = partial(_make, command, folder)
+    make = partial(_build_library, command, folder)
     others = []
     for library in libraries:
         if library.stem == RUNTIME:
-            make(library)  # the others are linked with it
+            make(library)  # it comes first, since others are linked with it
         else:
             others.append(library)
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        list(pool.map(make, others))  # `list` waits, and raises what a compiler said
+        list(pool.map(make, others))  # `list` waits for all, and raises the error of one that failed
     (folder / "libcuda.so").symlink_to("libcuda.so.1")  # older Triton links with that name
 
 
-def _make(command: list[str], folder: Path, library: Library) -> None:
+def _build_library(command: list[str], folder: Path, library: Library) -> None:
     generated = folder / f"{library.name}.c"
-    generated.write_text(_functions(sorted(library.symbols)))
+    generated.write_text(_write_functions(sorted(library.symbols)))
     script = folder / f"{library.name}.map"
-    script.write_text(_versions(library.symbols))
+    script.write_text(_write_versions(library.symbols))
     command = [*command, f"-Wl,-soname,{library.name}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]
     version = library.name.rpartition(".so.")[2]
     if version.isdecimal():
@@ -190,14 +195,15 @@ def _make(command: list[str], folder: Path, library: Library) -> None:
     _compile([*command, "-o", str(folder / library.name)])
 
 
-def _functions(names: Iterable[str]) -> str:
-    """A macro of `stubs/stub.h` for each. None says "success" to a caller who waits for an answer."""
+def _write_functions(names: Iterable[str]) -> str:
+    """Write the C file of an empty library: a macro of `stubs/stub.h` for each function. None of them says "success" to
+    a caller who waits for an answer."""
     lines = ['#include "stub.h"']
     for name in names:
         if name in CREATES:
             lines.append(f"CREATES({name}, {CREATES[name]})")
         elif name in SIZES:
-            lines.append(_says_no_scratch(name))
+            lines.append(_write_size_function(name))
         elif name in WRITES or REFUSED.match(name):
             lines.append(f"REFUSED({name})")
         else:
@@ -205,8 +211,8 @@ def _functions(names: Iterable[str]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _says_no_scratch(name: str) -> str:
-    """A macro for a function that is asked how many bytes of scratch another one wants."""
+def _write_size_function(name: str) -> str:
+    """Write the macro of a function that is asked how many bytes of scratch another one wants, and answers: none."""
     answers = []
     for argument in SIZES[name].split():
         number, size = argument.split(":")
@@ -216,8 +222,8 @@ def _says_no_scratch(name: str) -> str:
     return f'SIZES({name}, "scratch of {library}", {" ".join(answers)})'
 
 
-def _versions(symbols: Mapping[str, str]) -> str:
-    """A linker script: each version that a caller asks for, with its symbols."""
+def _write_versions(symbols: Mapping[str, str]) -> str:
+    """Write a linker script: each version that a caller asks for, with its symbols."""
     by_version: dict[str, list[str]] = {}
     for symbol, version in symbols.items():
         if version:

@@ -1,89 +1,94 @@
-"""Calling a function on an emulated GPU: in a child process, one for each card, kept for the next call."""
+"""Calls of a function on an emulated GPU: in a child process, one for each card, which stays for the next call."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
-from workbench.base.launch import Child, Fork, Kept
+from workbench.base.launch import Child, ChildPool, Fork
 from workbench.gpus.catalogue import Gpu
 from workbench.gpus.emulator import place
-from workbench.gpus.emulator.card import emulated_card
+from workbench.gpus.emulator.card import find_emulated_gpu
 from workbench.gpus.emulator.launch import INSIDE, environment
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-TRUNK = Kept()  # the one process that imports the libraries, and looks at no card
-# forks of it, by the card's name; each takes a few hundred megabytes of the host's memory
-PROCESSES = Kept(at_most=4)
+TRUNK = ChildPool()  # the one process that imports the libraries, and does not use the emulated GPU
+# Forks of the trunk, by the card's name; each takes a few hundred megabytes of the host's memory.
+PROCESSES = ChildPool(at_most=4)
 
 
 def call_on(gpu: Gpu, function: Callable[..., R], *args: Any, modules: Sequence[str] = (), **kwargs: Any) -> R:
-    """What the function returns in a process where torch sees this card, under the name `cuda`.
+    """Return what the function returns in a process where torch sees this card, under the name `cuda`.
 
     Args:
-        modules: what the first process of all imports before the call; by default the function's own.
+        modules: the modules that the trunk imports before the first call; by default the function's own.
         kwargs: the function's, and `time_limit` in seconds: a process that takes longer is ended.
 
     Raises:
-        WorkbenchError: as raised there, or because the emulator is not set up, or the time was up.
+        WorkbenchError: the function raised it there; or the emulator is not set up, or the time was up.
         RuntimeError: another failure there.
     """
-    started = partial(_started, gpu, modules or (str(function.__module__),))
+    make = partial(_start_child, gpu, modules or (str(function.__module__),))
     with PROCESSES.lock:
         try:
-            return cast("R", PROCESSES.call(gpu.name, started, function, *args, **kwargs))
+            return cast("R", PROCESSES.call(gpu.name, make, function, *args, **kwargs))
         finally:
             _end_if_used_up(gpu.name)
 
 
 def _end_if_used_up(name: str) -> None:
-    """A process where tensors are left, as bitsandbytes keeps tables on the card, is not used again: they, and the
-    allocator's blocks around them, would change what the next call needs."""
+    """End a process where tensors are left, as bitsandbytes keeps tables on the card: they, and the allocator's blocks
+    around them, would change what the next call needs."""
     child = PROCESSES.children.get(name)
-    if child is not None and child.alive() and child.call(tensors_are_left):
+    if child is not None and child.is_alive() and child.call(tensors_are_left):
         PROCESSES.end(name)
 
 
 def tensors_are_left() -> bool:
+    """Whether this process still holds tensors on its card."""
     import torch
 
     return torch.cuda.is_initialized() and torch.cuda.memory_allocated() > 0
 
 
-def start_process(gpu: Gpu, modules: Sequence[str]) -> None:
-    """Start what the card's process will be a fork of: it loads its libraries while the caller does something else."""
-    # this asks no driver
+def start_trunk(gpu: Gpu, modules: Sequence[str]) -> None:
+    """Start the trunk, of which a card's process is a fork: it loads its libraries while the caller does something
+    else."""
+    # The last variable makes PyTorch ask NVML whether there is a GPU: a process that has asked the driver cannot be
+    # forked.
     variables = {**environment(gpu), "EMULATED_TRUNK": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     path = [str(INSIDE), *place.python_path()]
     TRUNK.start("trunk", partial(Child, variables, modules, path, name="emulator's process"))
 
 
-def _started(gpu: Gpu, modules: Sequence[str]) -> Child:
-    start_process(gpu, modules)
+def _start_child(gpu: Gpu, modules: Sequence[str]) -> Child:
+    start_trunk(gpu, modules)
     variables = environment(gpu)
     name = f"process with the emulated {gpu.title}"
     return fork_of_trunk(variables, name) or Child(variables, modules, place.python_path(), name=name)
 
 
 def fork_of_trunk(environment: Mapping[str, str], name: str) -> Child | None:
-    """A child that has the libraries already; None if no process has."""
+    """Return a child that has the libraries already; None if there is no trunk."""
     trunk = TRUNK.children.get("trunk")
     with TRUNK.lock:
-        if trunk and trunk.alive():
+        if trunk and trunk.is_alive():
             return Fork(trunk, environment, name)
     return None
 
 
 def also_on_emulated_devices(function: Callable[P, R]) -> Callable[P, R]:
-    """Of a function with the keyword `device`: `device="emulated:t4"` calls it on that card, as `device="cuda"`."""
+    """Let a function with the keyword `device` take `device="emulated:t4"`: it is then called in a process with that
+    card, with `device="cuda"`."""
 
     @wraps(function)
-    def dispatched(*args: P.args, **kwargs: P.kwargs) -> R:
-        card = emulated_card(str(kwargs.get("device") or ""))
-        if card is None:
+    def dispatch(*args: P.args, **kwargs: P.kwargs) -> R:
+        gpu = find_emulated_gpu(str(kwargs.get("device") or ""))
+        if gpu is None:
             return function(*args, **kwargs)
-        on_card: dict[str, Any] = {**kwargs, "device": "cuda"}
-        return call_on(card, dispatched, *args, **on_card)
+        on_gpu: dict[str, Any] = {**kwargs, "device": "cuda"}
+        # dill sends a function by its name, and that name means `dispatch` itself, which calls the function there.
+        return call_on(gpu, dispatch, *args, **on_gpu)
 
-    return dispatched
+    return dispatch

@@ -1,4 +1,4 @@
-"""The card that the stubs play: fields of the catalogue as one environment variable."""
+"""The card that the stubs play: one environment variable has its fields of the catalogue."""
 
 import re
 from collections.abc import Callable
@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import TypeVar
 
 from workbench.base.errors import ConfigurationError
-from workbench.base.patches import changed_environment
+from workbench.base.patches import change_environment
 from workbench.gpus.catalogue import ENOUGH_BYTES, GPUS, MIB, Gpu
 from workbench.gpus.catalogue import gpu as find_gpu
 
-DEVICE = "emulated:"  # a device of this program is called `emulated:t4`
+DEVICE = "emulated:"  # users name an emulated device `emulated:t4`
 VARIABLE = "EMULATED_GPU"
-REAL_NAMES = {  # of those whose title is not what the driver says
+# The driver gives these cards other names than their titles.
+REAL_NAMES = {
     "t4": "Tesla T4",
     "p100": "Tesla P100-PCIE-16GB",
     "v100-16gb": "Tesla V100-SXM2-16GB",
@@ -25,8 +26,8 @@ REAL_NAMES = {  # of those whose title is not what the driver says
 R = TypeVar("R")
 
 
-def emulated_card(device: str) -> Gpu | None:
-    """The card of `emulated:NAME`; None for another device. Raises ConfigurationError: unknown card."""
+def find_emulated_gpu(device: str) -> Gpu | None:
+    """Return the card of `emulated:NAME`; None for another device. Raises ConfigurationError for an unknown card."""
     if not device.startswith(DEVICE):
         return None
     name = device.removeprefix(DEVICE)
@@ -36,7 +37,8 @@ def emulated_card(device: str) -> Gpu | None:
 
 
 def with_memory(gpu: Gpu, memory_bytes: int) -> Gpu:
-    """The same card with another amount of memory. Raises ConfigurationError if not even the context has room."""
+    """Return a card like this one with another amount of memory. Raises ConfigurationError if not even CUDA's context
+    has room."""
     if memory_bytes <= gpu.context_bytes_estimate:
         raise ConfigurationError(
             f"memory: CUDA's context alone takes about {gpu.context_bytes_estimate // MIB} MiB of a card. Give it more."
@@ -45,7 +47,7 @@ def with_memory(gpu: Gpu, memory_bytes: int) -> Gpu:
 
 
 def name_on_a_card(gpu: Gpu) -> str:
-    """What `torch.cuda.get_device_name()` says on a real one: programs look for it."""
+    """Return the name that `torch.cuda.get_device_name()` says on a real card: some programs look for it."""
     if gpu.name in REAL_NAMES:
         return REAL_NAMES[gpu.name]
     name = re.sub(r" \d+ GB$", "", gpu.title).replace("Super", "SUPER").replace("Laptop", "Laptop GPU")
@@ -53,7 +55,12 @@ def name_on_a_card(gpu: Gpu) -> str:
 
 
 def variable(gpu: Gpu, count: int = 1, name: str = "") -> str:
-    """The text of `EMULATED_GPU`, which `stubs/emulator.c` reads: so many cards of this kind, which say this name."""
+    """Write the text of `EMULATED_GPU`, which `stubs/emulator.c` reads.
+
+    Args:
+        count: the number of cards of this kind.
+        name: the name that the cards say, by default the title with `(emulated)`.
+    """
     fields = {
         "memory": gpu.memory_bytes,
         "context": gpu.context_bytes_estimate,
@@ -63,22 +70,24 @@ def variable(gpu: Gpu, count: int = 1, name: str = "") -> str:
         "sms": gpu.multiprocessors,
         "l2": gpu.l2_bytes,
         **vars(gpu.multiprocessor),
-        "name": name or f"{gpu.title} (emulated)",  # the last one: it has blanks
+        "name": name or f"{gpu.title} (emulated)",  # it stands last, since it contains blanks
     }
     return " ".join(f"{field}={value}" for field, value in fields.items())
 
 
-def with_room(gpu: Gpu, function: Callable[[], R]) -> R:
-    """What it returns on the card that this process sees; where that has no room, on one like it that has enough.
+def call_with_room(gpu: Gpu, function: Callable[[], R]) -> R:
+    """Return what a function returns on the emulated GPU of this process; if that has no room, on one like it with
+    `ENOUGH_BYTES`.
 
-    Raises torch.OutOfMemoryError: not even `ENOUGH_BYTES` are enough.
+    Raises:
+        torch.OutOfMemoryError: not even `ENOUGH_BYTES` are enough.
     """
-    import torch  # that of the process: this module is read without one, too
+    import torch  # late, since this module is also read where no PyTorch is installed
 
     try:
         return function()
     except torch.OutOfMemoryError:
-        pass  # outside of the handler, whose traceback would keep the tensors
-    # the stubs read it when asked
-    with changed_environment({VARIABLE: variable(replace(gpu, memory_bytes=ENOUGH_BYTES))}):
+        pass  # the second call stands outside of the handler, whose traceback would keep the tensors
+    # The stubs read the variable at every question.
+    with change_environment({VARIABLE: variable(replace(gpu, memory_bytes=ENOUGH_BYTES))}):
         return function()

@@ -1,4 +1,4 @@
-"""The command `emulate`: what it does with its options, in the workbench's command line and by itself."""
+"""The command `emulate`, in the workbench's command line and by itself."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ BY_ITSELF = "gpt2-memory-workbench-emulator"  # the distribution beside this fil
 
 
 def emulate_as_asked(args: argparse.Namespace) -> tuple[Emulation | str, int]:
-    """The answer and the exit status of a parsed command. Raises as `emulate` and `set_up` do."""
+    """Execute a parsed command, and return its answer and exit status. Raises as `emulate` and `set_up` do."""
     if args.set_up:
         python = ask_python(os.path.abspath(args.python)) if args.python else None
         return f"The emulated GPU is set up: {set_up(python)}", 0
@@ -49,7 +49,7 @@ def emulate_as_asked(args: argparse.Namespace) -> tuple[Emulation | str, int]:
 
 
 def emulate_by_itself(arguments: Sequence[str] | None = None) -> int:
-    """The whole command line of the emulator alone. Returns its exit code."""
+    """Execute the command line of the emulator alone, and return its exit code."""
     row = COMMANDS["emulate"]
     parser = argparse.ArgumentParser(prog="emulate-gpu", description=row["help"], usage=row["usage"])
     parser.add_argument("--version", action="version", version=_version())

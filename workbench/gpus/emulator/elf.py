@@ -1,4 +1,4 @@
-"""What a shared library wants of others: the libraries that it needs, and the symbols with their versions."""
+"""The imports of a shared library: the libraries that it needs, and the symbols with their versions."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,23 +7,26 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Imports:
-    """Of one library: names of the libraries it needs, and of the symbols it has not: (name, library, version).
+    """The imports of one library.
 
-    Library and version are empty for a symbol that has no version.
+    Attributes:
+        libraries: the names of the libraries that it needs.
+        symbols: (name, library, version) of each symbol that it takes from another library; both are empty for a symbol
+            that has no version.
     """
 
-    needed: frozenset[str]
+    libraries: frozenset[str]
     symbols: frozenset[tuple[str, str, str]]
 
 
-def imports(path: Path) -> Imports:
-    """Raises elftools' ELFError for a file that is no shared library."""
+def read_imports(path: Path) -> Imports:
+    """Read the imports of a shared library. Raises elftools' ELFError for another file."""
     from elftools.elf.elffile import ELFFile
 
     with path.open("rb") as file:
         sections = {section["sh_type"]: section for section in ELFFile(file).iter_sections()}
-        needed = frozenset(tag.needed for tag in sections["SHT_DYNAMIC"].iter_tags("DT_NEEDED"))
-        versions = {}  # by their numbers in this file
+        libraries = frozenset(tag.needed for tag in sections["SHT_DYNAMIC"].iter_tags("DT_NEEDED"))
+        versions = {}  # the key is the number of a version in this file
         if "SHT_GNU_verneed" in sections:
             for library, wanted in sections["SHT_GNU_verneed"].iter_versions():
                 for version in wanted:
@@ -36,11 +39,14 @@ def imports(path: Path) -> Imports:
             if symbol["st_shndx"] == "SHN_UNDEF":
                 number = numbers.get_symbol(i)["ndx"] if numbers else None
                 symbols.add((symbol.name, *versions.get(number, ("", ""))))
-        return Imports(needed, frozenset(symbols))
+        return Imports(libraries, frozenset(symbols))
 
 
 def _first_defined(sections: dict[str, Any]) -> int:
-    """The hash table has what the library defines, and so begins behind what it wants: PyTorch defines 300,000 symbols.
-    An empty one says 1 (`symoffset`, https://flapenguin.me/elf-dt-gnu-hash)."""
+    """Return the number of the first symbol that the library defines: those it imports stand before.
+
+    The hash table of the symbols that it defines, of which PyTorch has 300,000, says where they begin. An empty table
+    says 1 (`symoffset`, https://flapenguin.me/elf-dt-gnu-hash).
+    """
     begin = sections["SHT_GNU_HASH"].params["symoffset"] if "SHT_GNU_HASH" in sections else 1
     return begin if begin > 1 else sections["SHT_DYNSYM"].num_symbols()

@@ -1,7 +1,7 @@
-"""This machine's own memory, which a program under the emulator may fill: a model that is built on the host is real.
+"""The guard of this machine's own memory: a model that an emulated program builds on the host takes real bytes.
 
 Four ranks that each build a large model on the host take four times its size. Linux would end some process, or the
-machine would stand still; the program is ended before, with the reason.
+machine would stand still; the guard ends the program before, with the reason.
 """
 
 import os
@@ -15,18 +15,18 @@ import psutil
 
 from workbench.base.categories import format_bytes
 
-LEAST_FREE = 0.06  # of the machine's memory
-LEAST_HELD = 0.25  # of it, by the program: else others fill it
-SECONDS_TO_REPORT = 3.0
+LEAST_FREE = 0.06  # a smaller share of the machine's memory that is free is too little
+LEAST_HELD = 0.25  # a program that holds a smaller share is not at fault: others fill the memory
+SECONDS_TO_REPORT = 3.0  # time for the program's processes to report after an interrupt
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def memory() -> tuple[int, int]:
-    """Bytes that this machine, or the container's limit, has in all, and those that are free."""
+    """Return the bytes of memory of this machine, or of its container if that has less, and those that are free."""
     machine = psutil.virtual_memory()
     total = machine.total
     available = machine.available
-    with suppress(OSError, ValueError):  # no such files, or no limit ("max")
+    with suppress(OSError, ValueError):  # outside of a container there are no such files, or the limit is "max"
         limit = int((CGROUP / "memory.max").read_text())
         statistics = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
         used = int((CGROUP / "memory.current").read_text()) - int(statistics["inactive_file"])
@@ -36,20 +36,20 @@ def memory() -> tuple[int, int]:
     return total, available
 
 
-def held_by(process: int) -> int:
-    """Bytes of the host's memory that belong to this process alone; 0 if there is none."""
+def bytes_held_by(process: int) -> int:
+    """Return the bytes of the host's memory that a process has to itself; 0 if there is no such process."""
     with suppress(psutil.Error):
         held = psutil.Process(process).memory_info()
         return int(held.rss - held.shared)
     return 0
 
 
-def too_full(processes: Sequence[int]) -> str:
-    """Why these processes have to end now; empty if they need not."""
+def why_too_full(processes: Sequence[int]) -> str:
+    """Say why these processes have to end now; empty if they need not."""
     total, available = memory()
     if available >= LEAST_FREE * total:
         return ""
-    sizes = [held_by(process) for process in processes]
+    sizes = [bytes_held_by(process) for process in processes]
     if sum(sizes) < LEAST_HELD * total:
         return ""
     largest = " + ".join(format_bytes(size) for size in sorted(sizes, reverse=True)[:8])
@@ -62,16 +62,16 @@ def too_full(processes: Sequence[int]) -> str:
 
 
 def end_processes(processes: Sequence[int]) -> None:
-    """An interrupt first, so that they report; then by force."""
+    """Interrupt the processes, so that they report, and then end them by force."""
     send(signal.SIGINT, processes)
     ends_at = time.monotonic() + SECONDS_TO_REPORT
-    while any(map(held_by, processes)) and time.monotonic() < ends_at:
+    while any(map(bytes_held_by, processes)) and time.monotonic() < ends_at:
         time.sleep(0.1)
     send(signal.SIGKILL, processes)
 
 
 def send(number: int, processes: Sequence[int]) -> None:
-    """A signal to those that are still there."""
+    """Send a signal to the processes that still run."""
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, number)

@@ -1,4 +1,4 @@
-"""The Python that a program runs in, which may be another than this one: the card is made for the PyTorch there."""
+"""The Python interpreter of a program, which may be another than this one: the stubs are built for its PyTorch."""
 
 import json
 import os
@@ -14,16 +14,17 @@ from pathlib import Path
 from workbench.base.errors import ConfigurationError
 from workbench.gpus.emulator.inside import _emulated_python
 
-MEANT = ("python", "python3")  # without a path: see `python_meant`
+BARE_NAMES = ("python", "python3")  # names without a path, for which `find_default_python` finds the interpreter
 PYTHON = re.compile(r"python[\d.]*")
-# `#!/venv/bin/python`, `#!/usr/bin/env python`; pip writes a long path into a second line, which a shell executes
+# A script begins with `#!/venv/bin/python` or `#!/usr/bin/env python`; pip writes a long path into a second line, which
+# a shell executes.
 SHEBANG = re.compile(r"#!\s*(?:/\S*/env\s+(?:-S\s+)?)?(\S*python[\d.]*)|#!/bin/sh\s+'''exec' \"?([^\"\n]*python[\d.]*)")
 SECONDS_TO_ANSWER = 60.0
 
 
 @dataclass(frozen=True)
 class Python:
-    """An interpreter, and its PyTorch: `torch_release` as 2.6.0 and its folder, both empty where there is none."""
+    """An interpreter and its PyTorch: `torch_release` is as 2.6.0; it and `torch_folder` are empty if there is none."""
 
     executable: str
     version: str
@@ -39,13 +40,13 @@ class Python:
 
 @cache
 def this_python() -> Python:
-    """The one that runs this."""
+    """Return the interpreter that runs this."""
     return Python(sys.executable, **_emulated_python.describe_python())
 
 
 @cache
 def ask_python(executable: str) -> Python:
-    """What the interpreter of this path says of itself. Raises ConfigurationError: there is none, or it fails."""
+    """Ask the interpreter of a path about itself. Raises ConfigurationError if there is none, or if it fails."""
     if executable == sys.executable:
         return this_python()
     command = [executable, str(_emulated_python.__file__)]
@@ -59,15 +60,15 @@ def ask_python(executable: str) -> Python:
         ) from None
 
 
-def python_meant(environment: Mapping[str, str] = os.environ) -> Python:
-    """What `python` means: that of the environment that is activated, this one, or the first of PATH; of these the
-    first with a PyTorch, and this one if none has it."""
+def find_default_python(environment: Mapping[str, str] = os.environ) -> Python:
+    """Find the interpreter that `python` means: of the activated environment's, this one and the first of PATH, the
+    first that has a PyTorch; this one if none has."""
     candidates = []
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         folder = environment.get(name) or sys.prefix
         if folder != sys.prefix:
             candidates.append(str(Path(folder, "bin", "python")))
-    candidates += [sys.executable, *filter(None, map(shutil.which, MEANT))]
+    candidates += [sys.executable, *filter(None, map(shutil.which, BARE_NAMES))]
     for executable in candidates:
         if os.access(executable, os.X_OK):
             python = ask_python(executable)
@@ -76,12 +77,12 @@ def python_meant(environment: Mapping[str, str] = os.environ) -> Python:
     return this_python()
 
 
-def python_of(command: Sequence[str]) -> Python:
-    """The interpreter of a command: a Python that is named, or that of a script's first line (torchrun, accelerate,
-    papermill); where there is none, or it has no PyTorch, what `python` means."""
+def find_python_of(command: Sequence[str]) -> Python:
+    """Find the interpreter of a command: the Python that it names, or that of a script's first line (torchrun,
+    accelerate, papermill); if there is none, or it has no PyTorch, the interpreter that `python` means."""
     path = shutil.which(command[0])
     if path is None:
-        return python_meant()
+        return find_default_python()
     if PYTHON.fullmatch(Path(path).name):
         return ask_python(os.path.abspath(path))
     with open(path, "rb") as file:
@@ -92,4 +93,4 @@ def python_of(command: Sequence[str]) -> Python:
         python = ask_python(executable)
         if python.torch_release:
             return python
-    return python_meant()
+    return find_default_python()

@@ -1,4 +1,4 @@
-"""Starting a program under the emulator, and reading what its processes report."""
+"""The start of a program under the emulator, and the reports that its processes leave."""
 
 import json
 import math
@@ -17,20 +17,20 @@ from workbench.base.errors import ConfigurationError
 from workbench.gpus.catalogue import Gpu
 from workbench.gpus.emulator import card, host, place
 from workbench.gpus.emulator.interpreter import (
-    MEANT,
+    BARE_NAMES,
     PYTHON,
     Python,
     ask_python,
-    python_meant,
-    python_of,
+    find_default_python,
+    find_python_of,
     this_python,
 )
 from workbench.gpus.emulator.padding import VARIABLE as PADDING
 from workbench.gpus.emulator.report import TIMED_OUT, Emulation
 
 INSIDE = Path(__file__).with_name("inside")
-SECONDS_TO_END = 20.0
-SECONDS_BETWEEN_LOOKS = 0.25
+SECONDS_TO_END = 20.0  # time between a signal to a program and the next, stronger one
+SECONDS_BETWEEN_LOOKS = 0.25  # time between two looks at the host's memory
 
 
 def environment(
@@ -40,24 +40,25 @@ def environment(
     padding: bool = False,
     python: Python | None = None,
 ) -> dict[str, str]:
-    """The environment of a child that shall see this card, so many of them, and no real one.
+    """Return the environment variables of a child that shall see cards of this kind, and no real one.
 
     Args:
-        padding: the child is told that its batches hold padding, when it asks the device whether all is unmasked.
-        python: the child's, by default that of this process.
+        count: the number of cards.
+        padding: what the card answers if the child asks whether its batches hold padding.
+        python: the child's interpreter, by default that of this process.
 
     Raises:
-        UnavailableError: the emulator is not set up, or cannot be on this machine; or the PyTorch there has no kernels
-            for this card.
+        UnavailableError: the emulator is not set up, or cannot run on this machine; or the interpreter's PyTorch has no
+            kernels for this card.
     """
     python = python or this_python()
     stubs = place.stub_folder(python)
     place.refuse_without_kernels(gpu, python)
     variables = dict(os.environ)
-    variables.pop("CUDA_VISIBLE_DEVICES", None)  # it would choose among this machine's cards
-    before = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
+    variables.pop("CUDA_VISIBLE_DEVICES", None)  # it was meant for this machine's own cards
+    own_path = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
     return variables | {
-        "PYTHONPATH": os.pathsep.join([str(INSIDE), *place.python_path(python), *before]),
+        "PYTHONPATH": os.pathsep.join([str(INSIDE), *place.python_path(python), *own_path]),
         "EMULATED_TORCH": str(place.torch_folder(python)),
         "EMULATED_PREFIX": python.prefix,
         card.VARIABLE: card.variable(gpu, count),
@@ -82,38 +83,37 @@ def emulate(
     snapshot: Path | None = None,
     output: IO[str] | None = None,
 ) -> Emulation:
-    """Run a program on emulated cards and collect what each of its processes needed.
+    """Run a program on emulated GPUs and collect what each of its processes needed.
 
     Args:
-        command: as typed in a shell. The card is made for the PyTorch of the Python that it names; `python` alone is
+        command: as typed in a shell. The stubs are built for the PyTorch of the Python that it names; `python` alone is
             that of an activated environment, else that of this process.
-        python: the Python for whose PyTorch the card is made, where the command does not show it.
-        ranks: so many cards. Of a Python program so many processes too, started by torchrun.
-        gpus: so many cards for each process, where it uses more than one.
-        masks: of a mask whose ones decide a size, as in `x[mask]`, so many are taken to be ones, from 0 to 1. All of
-            them is an upper bound.
-        timeout_s: end the program after so many seconds, and say where it was.
+        python: the Python for whose PyTorch the stubs are built, if the command does not show it.
+        ranks: the number of cards. For a Python program also the number of processes, which torchrun starts.
+        gpus: the number of cards of each process, if it uses more than one.
+        masks: the share of ones, from 0 to 1, in a mask whose ones decide a size, as in `x[mask]`. 1 is an upper bound.
+        timeout_s: end the program after so many seconds, and say where it was; None for no limit.
         history: let PyTorch remember which lines allocate.
-        snapshot: write the standard memory snapshot there; with several processes, the rank goes into the name.
+        snapshot: a path for PyTorch's memory snapshot; with several processes, the rank goes into the name.
         output: where the program's standard output goes, by default to that of this process.
 
     Raises:
-        ConfigurationError: no such program, `ranks` below 1, or `masks` not between 0 and 1.
-        UnavailableError: the emulator is not set up, or cannot be on this machine.
+        ConfigurationError: there is no such program, `ranks` is below 1, or `masks` not between 0 and 1.
+        UnavailableError: the emulator is not set up, or cannot run on this machine.
     """
-    command = started_by(command, ranks)
-    interpreter = ask_python(os.path.abspath(python)) if python else python_of(command)
+    command = complete_command(command, ranks)
+    interpreter = ask_python(os.path.abspath(python)) if python else find_python_of(command)
     if not 0 <= masks <= 1:
         raise ConfigurationError(f"emulate: masks must be a share from 0 (none) to 1 (all), got {masks}.")
-    remembered = ""
+    history_mode = ""
     if history:
-        remembered = "snapshot" if snapshot else "1"
+        history_mode = "snapshot" if snapshot else "1"
     cards = max(ranks, gpus)
     with tempfile.TemporaryDirectory() as folder:
         variables = environment(gpu, cards, padding=padding, python=interpreter) | {
             card.VARIABLE: card.variable(gpu, cards, card.name_on_a_card(gpu)),
             "EMULATED_REPORTS": folder,
-            "EMULATED_HISTORY": remembered,
+            "EMULATED_HISTORY": history_mode,
             "EMULATED_FROM": f"{Path.cwd()}{os.sep}",
             "EMULATED_MASKS": str(masks),
         }
@@ -129,8 +129,8 @@ def emulate(
             report = json.loads(path.read_text())
             if report["devices"]:
                 using_a_gpu.append(report)
-        snapshots = _keep(reports, snapshot) if snapshot else ()
-        silent = max(len(list(Path(folder).glob("using-*"))) - len(reports), 0)
+        snapshots = _move_snapshots(reports, snapshot) if snapshot else ()
+        without_report = max(len(list(Path(folder).glob("using-*"))) - len(reports), 0)
     using_a_gpu.sort(key=lambda report: (report["rank"], report["process"]))
     return Emulation(
         gpu,
@@ -138,30 +138,35 @@ def emulate(
         status,
         tuple(using_a_gpu),
         stuck_at,
-        silent,
+        without_report,
         snapshots,
         host_was_full,
         place.without_kernels(interpreter),
     )
 
 
-def started_by(command: Sequence[str], ranks: int) -> list[str]:
-    """The command with the path of the Python that `python` means, and with torchrun in front for several ranks."""
+def complete_command(command: Sequence[str], ranks: int) -> list[str]:
+    """Return the command with the path of the Python that `python` means, and with torchrun for several ranks."""
     if not command:
         raise ConfigurationError("emulate: name a program after --, as in: emulate --gpu t4 -- python train.py")
     if ranks < 1:
         raise ConfigurationError(f"emulate: ranks must be at least 1, got {ranks}.")
     if not PYTHON.fullmatch(Path(command[0]).name):
         return [*command]
-    python = python_meant().executable if command[0] in MEANT else command[0]
+    python = find_default_python().executable if command[0] in BARE_NAMES else command[0]
     if ranks == 1:
         return [python, *command[1:]]
     return [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *command[1:]]
 
 
 def _wait(process: "subprocess.Popen[bytes]", reports: Path, timeout_s: float | None) -> tuple[str, str, int]:
-    """Where the program was when its time was over, why this machine's memory had no room for it, and its exit status;
-    an interruption is the program's too."""
+    """Wait for a program, and end it if its time is over, if the host's memory is full, or at an interrupt of this
+    process.
+
+    Returns:
+        Where the program was when its time was over; why the host's memory had no room for it; and its exit status. A
+        text is empty if its case did not occur.
+    """
     ends_at = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
     stuck_at = ""
     host_was_full = ""
@@ -170,50 +175,51 @@ def _wait(process: "subprocess.Popen[bytes]", reports: Path, timeout_s: float | 
         while not host_was_full and time.monotonic() < ends_at:
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(min(ends_at - time.monotonic(), SECONDS_BETWEEN_LOOKS))
-                # as a shell says it: 128 and the number of the signal
+                # A shell adds 128 to the number of the signal that ended a program.
                 return "", "", 128 - code if code < 0 else code
-            host_was_full = host.too_full(_pythons(reports))
+            host_was_full = host.why_too_full(_find_processes(reports))
         if host_was_full:
-            host.end_processes(_pythons(reports))
+            host.end_processes(_find_processes(reports))
             status = 128 + signal.SIGKILL
         else:
-            stuck_at = _where(reports)
+            stuck_at = _find_stack(reports)
     except KeyboardInterrupt:
         status = 130
-    _end(process)
+    _end_program(process)
     return stuck_at, host_was_full, status
 
 
-def _pythons(reports: Path) -> list[int]:
-    """The program's Python processes that are alive: a number of one that has ended may be another's by now."""
+def _find_processes(reports: Path) -> list[int]:
+    """Return the numbers of the program's Python processes that are alive."""
     processes = []
     for path in reports.glob("where-*"):
         number = path.name.partition("-")[2]
+        # The number of a process that has ended may be another program's by now: its environment tells.
         with suppress(OSError):
             if str(reports).encode() in Path(f"/proc/{number}/environ").read_bytes():
                 processes.append(int(number))
     return processes
 
 
-def _where(reports: Path) -> str:
-    """The stack of the program's main thread, innermost line first."""
-    host.send(signal.SIGUSR1, _pythons(reports))
+def _find_stack(reports: Path) -> str:
+    """Return the stack of the program's main thread, the innermost line first; empty if no process answers."""
+    host.send(signal.SIGUSR1, _find_processes(reports))
     time.sleep(0.5)
     stacks = [path.read_text().strip() for path in reports.glob("where-*")]
     return next(filter(None, stacks), "")
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """As Ctrl-C does, so that it reports; then by force."""
-    for way in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        process.send_signal(way)
+def _end_program(process: "subprocess.Popen[bytes]") -> None:
+    """End a program as Ctrl-C does, so that it reports; then by force."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        process.send_signal(number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(SECONDS_TO_END)
             return
 
 
-def _keep(reports: Sequence[Path], snapshot: Path) -> tuple[Path, ...]:
-    """Move the snapshots to where they are asked for."""
+def _move_snapshots(reports: Sequence[Path], snapshot: Path) -> tuple[Path, ...]:
+    """Move the snapshots to the path that the caller named, and return their paths."""
     snapshot.parent.mkdir(parents=True, exist_ok=True)
     pickles = [path.with_suffix(".pickle") for path in reports if path.with_suffix(".pickle").exists()]
     moved = []

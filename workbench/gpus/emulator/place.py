@@ -1,4 +1,4 @@
-"""Where PyTorch's CUDA build is: with the program's Python, or in a place of its own in the user's cache."""
+"""The place of PyTorch's CUDA build: with the program's Python, or in a folder of its own in the user's cache."""
 
 import platform
 import re
@@ -22,21 +22,23 @@ DOWNLOAD = "0.5 to 0.9 GB, about twice that unpacked"  # torch 2.13.0: 527 MB
 
 
 def cache_folder() -> Path:
+    """Return the user's folder for stubs, and for builds of PyTorch that are the emulator's alone."""
     return user_cache_path(DISTRIBUTION, appauthor=False) / "emulator"
 
 
 @cache
 def stub_folder(python: Python | None = None) -> Path:
-    """The stubs for the PyTorch that `torch_folder` finds, built if they are not yet. Raises as it and `stubs` do."""
+    """Return the folder of stubs for the PyTorch that `torch_folder` finds, and build them if need be. Raises as
+    `torch_folder` and `build_stubs` do."""
     python = python or this_python()
-    return build.stubs(_libraries(torch_folder(python), python), cache_folder())
+    return build.build_stubs(_libraries(torch_folder(python), python), cache_folder())
 
 
 def torch_folder(python: Python | None = None) -> Path:
-    """The folder `torch` of a CUDA build of the version that this Python has, by default the one that runs.
+    """Return the folder `torch` of a CUDA build of the PyTorch that an interpreter has, by default this one.
 
     Raises:
-        UnavailableError: there is none yet, or it cannot be used on this machine.
+        UnavailableError: there is no such folder yet, or it cannot be used on this machine.
     """
     refuse_other_machines()
     python = python or this_python()
@@ -63,7 +65,7 @@ def _how_to(python: Python) -> str:
 
 
 def python_path(python: Python | None = None) -> list[str]:
-    """What a child needs in front of its import path to get this PyTorch."""
+    """Return the folders that a child needs in front of its import path to get the CUDA build of this PyTorch."""
     python = python or this_python()
     folder = torch_folder(python)
     return [] if folder == Path(python.torch_folder) else [str(folder.parent)]
@@ -71,9 +73,10 @@ def python_path(python: Python | None = None) -> list[str]:
 
 @cache
 def architectures(torch: Path) -> tuple[tuple[int, int], ...]:
-    """The compute capabilities that this PyTorch has kernels for, as it says itself (`torch.cuda.get_arch_list()`).
+    """Return the compute capabilities that a PyTorch has kernels for, as it says itself
+    (`torch.cuda.get_arch_list()`); empty if it does not say.
 
-    A kernel runs on the capability that it is for, and on later ones of the same major number. Empty: it does not say.
+    A kernel runs on the capability that it is for, and on later ones of the same major number.
     """
     library = torch / "lib" / "libtorch_python.so"
     content = library.read_bytes() if library.is_file() else b""
@@ -83,7 +86,7 @@ def architectures(torch: Path) -> tuple[tuple[int, int], ...]:
 
 
 def without_kernels(python: Python) -> tuple[str, ...]:
-    """The names of the cards that this Python's PyTorch has no kernels for."""
+    """Return the names of the cards that an interpreter's PyTorch has no kernels for."""
     capabilities = architectures(torch_folder(python))
     names = []
     for card in GPUS.values():
@@ -94,22 +97,29 @@ def without_kernels(python: Python) -> tuple[str, ...]:
 
 
 def refuse_without_kernels(gpu: Gpu, python: Python) -> None:
-    """Raises UnavailableError where the PyTorch of this Python has no kernels for the card: it could not run there."""
+    """Refuse a card for which the interpreter's PyTorch has no kernels: it could not run there.
+
+    Raises:
+        UnavailableError: there are none; the message says which build has them.
+    """
     if gpu.name not in without_kernels(python):
         return
     capabilities = architectures(torch_folder(python))
     major, minor = gpu.compute_capability
-    there = ", ".join(f"{other[0]}.{other[1]}" for other in capabilities)
+    listed = ", ".join(f"{other[0]}.{other[1]}" for other in capabilities)
     raise UnavailableError(
-        f"emulator: PyTorch {python.torch_release} has kernels for compute capabilities {there}, "
+        f"emulator: PyTorch {python.torch_release} has kernels for compute capabilities {listed}, "
         f"and the {gpu.title} has {major}.{minor}: a program that uses it fails there. "
         f"{_who_has_kernels(gpu.compute_capability)}"
     )
 
 
 def _who_has_kernels(capability: tuple[int, int]) -> str:
-    """Of PyTorch's support matrix (https://github.com/pytorch/pytorch/blob/main/RELEASE.md, 2.9 to 2.14), and what the
-    builds of 2.3 and 2.6 say of themselves."""
+    """Say which builds of PyTorch have kernels for a compute capability.
+
+    The answer is from PyTorch's support matrix (https://github.com/pytorch/pytorch/blob/main/RELEASE.md, 2.9 to 2.14),
+    and from what the builds of 2.3 and 2.6 say of themselves.
+    """
     if capability < (7, 5):
         return (
             "Builds for CUDA 12.6 have them, up to PyTorch 2.14 (pip install torch --index-url "
@@ -121,7 +131,7 @@ def _who_has_kernels(capability: tuple[int, int]) -> str:
 
 
 def is_set_up() -> bool:
-    """Whether the emulator can be used at once: PyTorch's CUDA build is there, and the stubs can be built."""
+    """Whether the emulator can be used at once: PyTorch's CUDA build is installed, and the stubs can be built."""
     try:
         return bool(stub_folder())
     except UnavailableError:
@@ -129,7 +139,7 @@ def is_set_up() -> bool:
 
 
 def set_up(python: Python | None = None) -> Path:
-    """Fetch PyTorch's CUDA build if it is not there, build the stubs, and return their folder.
+    """Fetch PyTorch's CUDA build if it is missing, build the stubs, and return their folder.
 
     Raises:
         UnavailableError: pip cannot fetch it, or the stubs cannot be built.
@@ -146,7 +156,7 @@ def set_up(python: Python | None = None) -> Path:
 
 
 def refuse_other_machines() -> None:
-    """Raises UnavailableError where there is no such PyTorch: the stubs are for x86-64 Linux."""
+    """Raise an UnavailableError on a machine that cannot load the stubs: they are for Linux on x86-64."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise UnavailableError(
             "emulator: the emulated GPU needs Linux on x86-64; this is "
@@ -156,12 +166,12 @@ def refuse_other_machines() -> None:
 
 
 def _own_place(python: Python) -> Path:
-    """Where PyTorch's CUDA build goes that is only the emulator's."""
+    """Return the folder for a CUDA build of PyTorch that only the emulator uses."""
     return cache_folder() / f"torch-{python.torch_release}-python{python.version}"
 
 
 def _libraries(torch: Path, python: Python) -> list[Path]:
-    """Every library that asks NVIDIA's for something: PyTorch's own, and those of bitsandbytes."""
+    """Return every library that imports from NVIDIA's: PyTorch's own, and those of bitsandbytes."""
     libraries = [*torch.glob("lib/*.so"), *torch.glob("_C*.so")]
     major = build.cuda_major(libraries)
     if python.bitsandbytes_folder:
@@ -177,7 +187,7 @@ def _fetch(python: Python) -> None:
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".fetching-") as folder:
         new = Path(folder, "new")
         command = [python.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        # three signs: == would also take a build that is called 2.13.0+cpu, where one is at hand
+        # The sign === takes this name alone: == would also take a build called 2.13.0+cpu, if one is at hand.
         command += ["--target", str(new), f"torch==={release}"]
         pip = subprocess.run(command, check=False)
         if pip.returncode:

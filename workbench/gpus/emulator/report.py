@@ -1,4 +1,4 @@
-"""What an emulation found: it prints itself, and is JSON-ready."""
+"""`Emulation`, the result of a program under the emulator: it prints itself, and is JSON-ready."""
 
 import sys
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from workbench.gpus.catalogue import GPUS, Gpu
 from workbench.gpus.emulator.card import DEVICE
 
 NOT_MEASURED = "nothing here was measured on a GPU"
-TIMED_OUT = 124  # the exit status that timeout(1) has
-LINES = 8
+TIMED_OUT = 124  # the exit status of timeout(1) when a program's time is over
+LINES = 8  # lines of a program that a list shows
 VIEWER = "https://pytorch.org/memory_viz"
 
-Report = dict[str, Any]  # of a process, or of one of its devices
+Report = dict[str, Any]  # the JSON that a process leaves of itself, or of one of its devices
 
 
 def banner(gpu: Gpu) -> str:
-    """What stands above the program's own output."""
+    """Write the sentence that stands above the program's own output."""
     return (
         f"emulated GPU: {gpu.title}, {format_bytes(gpu.memory_bytes)}. "
         "PyTorch's own allocator keeps the books; values are not computed (a loss reads 0), "
@@ -31,31 +31,65 @@ def banner(gpu: Gpu) -> str:
 
 @dataclass(frozen=True)
 class Emulation(Result):
-    """What became of a program. `processes` are the reports of those that used a GPU, by rank; bytes are integers."""
+    """The result of a program under the emulator: its exit status, and what it needs of a card. Bytes are integers.
+
+    Attributes:
+        processes: the reports of the processes that used a GPU, by rank.
+        stuck_at: where the program was when its time was over; else empty.
+        processes_without_report: the number of processes that were killed before they reported.
+        host_was_full: why the program was ended before this machine's own memory was full; else empty.
+        without_kernels: the names of the cards on which the program's PyTorch cannot run.
+    """
 
     gpu: Gpu
     command: tuple[str, ...]
     exit_status: int
     processes: tuple[Report, ...]
-    stuck_at: str = ""  # where it was when its time was over
-    silent: int = 0  # processes that ended without a report, being killed
+    stuck_at: str = ""
+    processes_without_report: int = 0
     snapshots: tuple[Path, ...] = ()
-    host_was_full: str = ""  # why it was ended before this machine's own memory was
-    without_kernels: tuple[str, ...] = ()  # cards on which the program's PyTorch cannot run
+    host_was_full: str = ""
+    without_kernels: tuple[str, ...] = ()
+    json_fields = (
+        "context_bytes",
+        "command",
+        "exit_status",
+        "timed_out",
+        "stuck_at",
+        "peak_reserved_bytes",
+        "reserved_at_once_bytes",
+        "need_bytes",
+        "processes_at_once",
+        "lower_bound",
+        "host_was_full",
+        "without_kernels",
+        "processes",
+        "processes_without_report",
+        "fits",
+        "close",
+        "not_measured",
+        "sizes_by_values",
+    )
 
     @property
-    def users(self) -> list[tuple[Report, Report]]:
-        """Every process with every device that it used."""
-        users = []
+    def timed_out(self) -> bool:
+        return self.exit_status == TIMED_OUT and bool(self.stuck_at)
+
+    @property
+    def processes_and_devices(self) -> list[tuple[Report, Report]]:
+        """The pairs of a process's report and the report of a device that it used."""
+        pairs = []
         for process in self.processes:
             for device in process["devices"]:
-                users.append((process, device))
-        return users
+                pairs.append((process, device))
+        return pairs
 
     @property
     def devices(self) -> list[Report]:
-        """The reports of all devices, that which reserved most first."""
-        return sorted((device for _, device in self.users), key=lambda device: -device["peak_reserved_bytes"])
+        """The reports of all devices; the device that reserved most stands first."""
+        return sorted(
+            (device for _, device in self.processes_and_devices), key=lambda device: -device["peak_reserved_bytes"]
+        )
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -63,54 +97,63 @@ class Emulation(Result):
 
     @property
     def refusals(self) -> int:
-        """How often a card refused memory; a program may catch that, and go on with less."""
+        """The number of times that a card refused memory; a program may catch the error, and go on with less."""
         return sum(device["refusals"] for device in self.devices)
 
     @property
     def has_recovered(self) -> bool:
+        """Whether memory was refused, and the program ended well all the same."""
         return self.refusals > 0 and self.exit_status == 0
 
     @property
     def at_once(self) -> list[tuple[Report, Report]]:
         """The processes that together needed most of one card at one time, each with its report of that card."""
         fullest: list[tuple[Report, Report]] = []
-        for later, used in self.users:
+        for later, used in self.processes_and_devices:
             began = later.get("began", 0)
             card = used.get("card", used["index"])
             together = []
-            for process, device in self.users:
-                was_there = process.get("began", 0) <= began <= process.get("ended", began)
-                if was_there and device.get("card", device["index"]) == card:
+            for process, device in self.processes_and_devices:
+                was_running = process.get("began", 0) <= began <= process.get("ended", began)
+                if was_running and device.get("card", device["index"]) == card:
                     together.append((process, device))
             if _sum_of_needs(together) > _sum_of_needs(fullest):
                 fullest = together
         return fullest
 
     @property
+    def processes_at_once(self) -> int:
+        return len(self.at_once)
+
+    @property
+    def contexts(self) -> int:
+        """The number of CUDA contexts on the fullest card: each process on a card has one of its own."""
+        return max(self.processes_at_once, 1)
+
+    @property
     def reserved_at_once_bytes(self) -> int:
-        """What processes that run at once reserve at most on one card; of one that went on after a refusal, what it
-        reserved from then on."""
+        """The most bytes that processes reserve together on one card; a process that went on after a refusal counts
+        with what it reserved from then on."""
         return _sum_of_needs(self.at_once)
 
     @property
     def need_bytes(self) -> int:
-        """All that a card must give: that, and the most that contexts take."""
+        """All bytes that a card must give: those that are reserved together, and the most that contexts take."""
         return self.reserved_at_once_bytes + self.context_bytes[1]
 
     @property
     def context_bytes(self) -> tuple[int, int]:
-        """The least and the most that CUDA takes beside: each process on a card has a context of its own there."""
-        contexts = max(len(self.at_once), 1)
+        """The least and the most bytes that the contexts on the fullest card take."""
         low, high = self.gpu.context_bytes
-        return contexts * low, contexts * high
+        return self.contexts * low, self.contexts * high
 
     @property
     def lower_bound(self) -> list[str]:
-        """Why the peaks are lower bounds; empty if they are not."""
+        """The reasons why the peaks are lower bounds; empty if they are not."""
         reasons = []
         if self.not_measured:
             reasons.append(f"nobody has measured {', '.join(self.not_measured)}")
-        if self.silent or any(process.get("was_killed") for process in self.processes):
+        if self.processes_without_report or any(process.get("was_killed") for process in self.processes):
             reasons.append("what a killed process would have taken later is not known")
         if self.stuck_at or self.host_was_full:
             reasons.append("it was ended before it was over")
@@ -118,7 +161,8 @@ class Emulation(Result):
 
     @property
     def not_measured(self) -> list[str]:
-        """What took memory in amounts that nobody knows: if there is any of it, the peaks are lower bounds."""
+        """The things that take memory of a real card in amounts that nobody knows; with any, the peaks are lower
+        bounds."""
         names: set[str] = set()
         for process in self.processes:
             names.update(process.get("not_measured", ()))
@@ -126,8 +170,8 @@ class Emulation(Result):
 
     @property
     def sizes_by_values(self) -> list[Report]:
-        """Where values would have decided a size: `line`, `operation`, how many `times`, the most that was `taken`, and
-        `of` how many (None: nobody knows)."""
+        """The lines at which values would have decided a size, each as a dictionary: `line`, `operation`, how many
+        `times`, the most that was `taken`, and `of` how many (None if nobody knows)."""
         notes: dict[tuple[str, str], Report] = {}
         for process in self.processes:
             for note in process.get("sizes_by_values", ()):
@@ -137,12 +181,13 @@ class Emulation(Result):
 
     @property
     def fits(self) -> dict[str, bool]:
-        """By card, whether what was reserved has room beside the most that the card's context is known to take. Empty
-        if the program ran out of memory, or used no GPU. What was not measured is not in it."""
+        """The verdict for each card: whether it has room for the reserved memory beside the most that its context is
+        known to take, and kernels. Empty if the program ran out of memory, or used no GPU. It leaves out what was not
+        measured."""
         if not self.processes or (self.refusals and not self.has_recovered):
             return {}
         reserved = self.reserved_at_once_bytes
-        contexts = max(len(self.at_once), 1)
+        contexts = self.contexts
         verdicts = {}
         for name, gpu in GPUS.items():
             has_room = reserved + contexts * gpu.context_bytes_estimate <= gpu.memory_bytes
@@ -151,9 +196,9 @@ class Emulation(Result):
 
     @property
     def close(self) -> list[str]:
-        """The cards on which CUDA's context decides: there is room beside the least that it is known to take, and none
+        """The cards on which CUDA's context decides: they have room beside the least that it is known to take, and none
         beside the most."""
-        contexts = max(len(self.at_once), 1)
+        contexts = self.contexts
         reserved = self.reserved_at_once_bytes
         names = []
         for name in self.fits:
@@ -164,25 +209,27 @@ class Emulation(Result):
         return names
 
     def __str__(self) -> str:
-        """Peaks of each process, who holds most, where it fits."""
+        """Write the peaks of each process, who holds most, and where the program fits."""
         lines = [f"emulated {self.gpu.title} ({format_bytes(self.gpu.memory_bytes)}): {NOT_MEASURED}"]
-        for versions in sorted({_versions(process) for process in self.processes if "torch" in process}):
+        for versions in sorted({_describe_versions(process) for process in self.processes if "torch" in process}):
             lines.append(f"  {versions}")
-        for process, device in self.users:
+        for process, device in self.processes_and_devices:
             rank = f"rank {process['rank']}, " if len(self.processes) > 1 else ""
-            lines.append(f"  {rank}{_peaks(process, device, self.has_recovered)}")
-        if self.silent:
-            lines.append(f"  {self.silent} processes that used the GPU were killed and left no report")
+            lines.append(f"  {rank}{_describe_peaks(process, device, self.has_recovered)}")
+        if self.processes_without_report:
+            lines.append(
+                f"  {self.processes_without_report} processes that used the GPU were killed and left no report"
+            )
         if self.host_was_full:
             lines.append(f"  {self.host_was_full}")
         if self.processes:
-            lines += _holders(self.devices[0])
-            lines += _growth(self.devices[0])
-            lines += self._shared_card()
-            lines += self._cards()
-        elif not self.silent:
+            lines += _describe_holders(self.devices[0])
+            lines += _describe_growth(self.devices[0])
+            lines += self._describe_sharing()
+            lines += self._describe_cards()
+        elif not self.processes_without_report:
             lines.append("  no process used the GPU")
-        lines += self._decided_sizes()
+        lines += self._describe_sizes()
         if self.stuck_at:
             waited = "perhaps waiting for a value that is never computed"
             lines.append(f"  ended when its time was over (--timeout). It was here, {waited}:")
@@ -191,7 +238,7 @@ class Emulation(Result):
             lines.append(f"  snapshot  {path} (open it at {VIEWER})")
         return "\n".join(lines)
 
-    def _decided_sizes(self) -> list[str]:
+    def _describe_sizes(self) -> list[str]:
         notes = self.sizes_by_values
         if not notes:
             return []
@@ -203,7 +250,7 @@ class Emulation(Result):
             lines.append(f"    and {len(notes) - LINES} more places (--json has them)")
         return lines
 
-    def _shared_card(self) -> list[str]:
+    def _describe_sharing(self) -> list[str]:
         together = self.at_once
         if len(together) < 2:
             return []
@@ -215,7 +262,7 @@ class Emulation(Result):
             lines.append("    a rank takes a card of its own with torch.cuda.set_device(int(os.environ['LOCAL_RANK']))")
         return lines
 
-    def _cards(self) -> list[str]:
+    def _describe_cards(self) -> list[str]:
         if not self.fits:
             for device in self.devices:
                 if device["refusals"] and device.get("cap_bytes") is not None:
@@ -231,13 +278,13 @@ class Emulation(Result):
             if not GPUS[name].is_common and name != self.gpu.name:
                 continue
             is_any_close |= name in close
-            written = f"{name} (close)" if name in close else name
+            label = f"{name} (close)" if name in close else name
             if name in self.without_kernels:
                 no_kernels.append(name)
             elif has_room:
-                fitting.append(written)
+                fitting.append(label)
             else:
-                others.append(written)
+                others.append(label)
         reserved = format_bytes(self.reserved_at_once_bytes)
         low, high = self.context_bytes
         context = f"{format_bytes(low)} to {format_bytes(high)}"
@@ -258,36 +305,19 @@ class Emulation(Result):
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; bytes are integers."""
+        """Return all of it, JSON-ready; the card by its name, and bytes as integers."""
         return {
             "memory_source": f"{DEVICE}{self.gpu.name}",
             "measured_on_a_gpu": False,
             "gpu": self.gpu.name,
             "capacity_bytes": self.gpu.memory_bytes,
             "context_bytes_estimate": self.gpu.context_bytes_estimate,
-            "context_bytes": list(self.context_bytes),
-            "command": list(self.command),
-            "exit_status": self.exit_status,
-            "timed_out": self.exit_status == TIMED_OUT and bool(self.stuck_at),
-            "stuck_at": self.stuck_at,
-            "peak_reserved_bytes": self.peak_reserved_bytes,
-            "reserved_at_once_bytes": self.reserved_at_once_bytes,
-            "need_bytes": self.need_bytes,
-            "processes_at_once": len(self.at_once),
-            "lower_bound": self.lower_bound,
-            "host_was_full": self.host_was_full,
-            "without_kernels": list(self.without_kernels),
-            "processes": list(self.processes),
-            "processes_without_report": self.silent,
-            "fits": self.fits,
-            "close": self.close,
-            "not_measured": self.not_measured,
-            "sizes_by_values": self.sizes_by_values,
+            **super().to_dict(),
             "snapshots": [str(path) for path in self.snapshots],
         }
 
 
-def _peaks(process: Report, device: Report, has_recovered: bool) -> str:
+def _describe_peaks(process: Report, device: Report, has_recovered: bool) -> str:
     allocated = format_bytes(device["peak_allocated_bytes"])
     reserved = format_bytes(device["peak_reserved_bytes"])
     refused = ""
@@ -308,14 +338,14 @@ def _sum_of_needs(together: Sequence[tuple[Report, Report]]) -> int:
     return total
 
 
-def _versions(process: Report) -> str:
+def _describe_versions(process: Report) -> str:
     is_this_one = Path(process["executable"]).parent == Path(sys.executable).parent
     place = "" if is_this_one else f" ({process['executable']})"
     return f"PyTorch {process['torch']}, Python {process['python']}{place}"
 
 
-def _growth(device: Report) -> list[str]:
-    """What a program takes more of with every step, as long as it runs."""
+def _describe_growth(device: Report) -> list[str]:
+    """Write the lines of the program that hold more with every step, and which variables hold it."""
     growth = device.get("growth")
     if not growth:
         return []
@@ -331,7 +361,7 @@ def _times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
-def _holders(device: Report) -> list[str]:
+def _describe_holders(device: Report) -> list[str]:
     if not device.get("lines"):
         return []
     title = "  who holds most at the peak, by the innermost line of the program"

@@ -1,4 +1,4 @@
-"""What GPT-2 has and keeps in fp32, counted by hand.
+"""Parameters and bytes of GPT-2 in fp32, counted by hand.
 
 A block keeps 28 tensors of (B, T, C) for its backward pass (lesson 03), and the loss three of (B, T, V) (lesson 13).
 """
@@ -16,13 +16,13 @@ def block_parameters(config: Any) -> int:
 
 
 def parameters(config: Any) -> int:
-    """Of the whole model; the head is the embedding again."""
+    """Count the parameters of the whole model; the head shares the embedding's."""
     outside = (config.vocab_size + config.n_positions + 2) * config.n_embd
     return int(outside + config.n_layer * block_parameters(config))
 
 
 def token_bytes(config: Any) -> Stack:
-    """What each token of a batch adds."""
+    """Return the bytes that each token of a batch adds, by category."""
     return {
         Category.ACTIVATIONS: FP32 * (28 * config.n_layer + 2) * config.n_embd,
         Category.LOGITS_AND_LOSS: FP32 * 3 * config.vocab_size,
@@ -30,8 +30,11 @@ def token_bytes(config: Any) -> Stack:
 
 
 def bytes_over_step(config: Any, tokens: int) -> list[Stack]:
-    """What is alive after each block of the forward pass, at the loss, after each block back, and twice while AdamW
-    steps."""
+    """Return the bytes that are alive, by category, at the instants of one step.
+
+    They are: after each block of the forward pass, at the loss, after each block of the backward pass, and two instants
+    of AdamW's step.
+    """
     layers = config.n_layer
     whole = parameters(config)
     embedding = config.vocab_size * config.n_embd
@@ -48,7 +51,7 @@ def bytes_over_step(config: Any, tokens: int) -> list[Stack]:
     tensors = [28 * blocks + 2 for blocks in range(layers + 1)]
     forward = [stack(kept, 0, 0) for kept in tensors[1:]]
     loss = stack(tensors[-1], 3, 0)
-    # the gradient of the head, then that of one block after the other
+    # the gradient of the head is there first, then that of one block after the other
     back = []
     for done in range(1, layers):
         back.append(stack(tensors[-1 - done], 0, embedding + done * block_parameters(config)))

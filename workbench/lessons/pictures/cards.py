@@ -1,4 +1,4 @@
-"""Cards as bars: what fills them, and what fits."""
+"""Pictures of cards as bars: the parts that fill them, and the recipes that fit."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from workbench.techniques.registry import in_words
 PARTS = {"tensors": Category.WEIGHTS, "gaps": PALE, "not PyTorch's": Category.TEMPORARIES, "free": EMPTY}
 WEIGHTS = (120, Category.WEIGHTS, "weights")
 FREE = (30, EMPTY, "")
-# what it is, and the card's parts from left to right: width, colour, and words
+# each shortage, and the card's parts from left to right: width, colour, and label
 SHORTAGES = {
     "1. The recipe is too large: one category fills the card": (
         WEIGHTS,
@@ -32,7 +32,7 @@ SHORTAGES = {
         *((44, Category.ACTIVATIONS, ""), (44, EMPTY, "")) * 5,
     ),
 }
-# a moment, and what to suspect, each with its colour
+# each moment, and the suspects with their colours
 MOMENTS: dict[str, dict[str, str]] = {
     "at the loss, first step": {
         "activations": Category.ACTIVATIONS,
@@ -49,14 +49,14 @@ MOMENTS: dict[str, dict[str, str]] = {
     },
     "the second try": {"the first try": PALE, "host memory": PALE},
 }
-SEEN = 0.002  # of the longest bar: a category that has less in every row is not in the legend
+# share of the longest bar: a category that has less in every row cannot be seen, and is not in the legend
+VISIBLE_SHARE = 0.002
 
 
 def planned_sets(planned: Plan) -> Drawing:
-    """Lesson 14: every set of changes that the planner predicted, in the order of the search.
+    """Lesson 14: draw every set of changes that the planner predicted, in the order of the search.
 
-    A set needs as much as its bar is long, and what is largest there gives the colour. What reaches no further than the
-    line fits.
+    The length of a bar is the set's need, its colour that of the largest category. Left of the line it fits.
     """
     budget = format_bytes(planned.budget_bytes)
     fitting = sum(candidate.fits for candidate in planned.tried)
@@ -74,12 +74,12 @@ def planned_sets(planned: Plan) -> Drawing:
         picture.row(label, [(candidate.needed_bytes, category, "")], scale)
         picture.line(planned.budget_bytes * scale, 14, planned.budget_bytes * scale, 40)
     picture.legend(*dict.fromkeys(largest))
-    picture.words(WIDTH, 11, f"the line is the budget, {budget}", anchor="end")
+    picture.text(WIDTH, 11, f"the line is the budget, {budget}", anchor="end")
     return picture
 
 
 def three_shortages() -> Drawing:
-    """Lesson 15: three cards that are full, each for another reason; below each stands the same request."""
+    """Lesson 15: draw three full cards, each for another reason; below each stands the same request."""
     picture = Drawing(
         "Three cards and the same request, for which none has room. "
         "The first is full of activations; the second holds something from before; "
@@ -90,16 +90,16 @@ def three_shortages() -> Drawing:
         picture.bar(0, 0, 34, parts)
         start = sum(width for width, *_ in parts[:-1])
         picture.area(start, 38, 76, 14, Category.ACTIVATIONS)
-        picture.words(start - 6, 50, "request", anchor="end")
+        picture.text(start - 6, 50, "request", anchor="end")
     return picture
 
 
 def message_bar(*messages: ErrorMessage) -> Drawing:
-    """Lesson 16: the card as one bar, cut into the numbers of a message; what was asked for stands above what is free.
+    """Lesson 16: draw the card as one bar, cut into the numbers of a message.
 
-    A row for each message, to the scale of its card.
+    The request stands above the free memory. Each message has a row, to the scale of its card.
     """
-    picture = Drawing(f"Each bar is a whole card. {'; '.join(map(_described, messages))}.")
+    picture = Drawing(f"Each bar is a whole card. {'; '.join(map(_describe, messages))}.")
     for message in messages:
         _draw_card(picture, message)
     picture.legend(others={**PARTS, "asked for": Category.ACTIVATIONS})
@@ -121,18 +121,18 @@ def _draw_card(picture: Drawing, message: ErrorMessage) -> None:
         parts.append((size, PARTS[part], f"{part} {two_digits(size)}"))
         end += size
     picture.bar(0, 26, 34, parts, scale)
-    # above what is free, the last part; what is too wide ends where the card ends
+    # The request stands above the last part, the free memory. One that is too wide ends where the card ends.
     free = min(end, capacity) - size
     start = max(min(free, capacity - requested), 0)
     picture.area(start * scale, 0, min(max(requested * scale, 3), WIDTH), 20, Category.ACTIVATIONS)
     if message.allowed_bytes is not None:
         limit = message.allowed_bytes * scale
         picture.line(limit, -4, limit, 64, "dashed")
-        picture.words(limit + 4, 76, f"{two_digits(message.allowed_bytes)} allowed")
+        picture.text(limit + 4, 76, f"{two_digits(message.allowed_bytes)} allowed")
 
 
 def _parts(message: ErrorMessage) -> dict[str, int]:
-    """From left to right."""
+    """Return the bytes of each part of the card, from left to right."""
     return {
         "tensors": message.allocated_bytes or 0,
         "gaps": message.unallocated_bytes or 0,
@@ -141,14 +141,13 @@ def _parts(message: ErrorMessage) -> dict[str, int]:
     }
 
 
-def _described(message: ErrorMessage) -> str:
+def _describe(message: ErrorMessage) -> str:
     parts = ", ".join(f"{two_digits(size)} {part}" for part, size in _parts(message).items())
     return f"Of {two_digits(message.whole_bytes or 0)}: {parts}; {two_digits(message.requested_bytes or 0)} asked for"
 
 
 def rungs(ladder: Sequence[Prediction]) -> Drawing:
-    """Lesson 17: one bar a recipe, each with one technique more: its peak by category, and what part of the first one
-    it is."""
+    """Lesson 17: draw a bar a recipe, each with one technique more: the peak by category and as a part of the first."""
     first = ladder[0].peak_allocated_bytes
     last = ladder[-1].peak_allocated_bytes
     picture = Drawing(
@@ -166,14 +165,14 @@ def rungs(ladder: Sequence[Prediction]) -> Drawing:
         picture.row(label, [(rung.by_category[category], category, "") for category in Category], WIDTH / first)
     seen = []
     for category in Category:
-        if max(rung.by_category[category] for rung in ladder) > SEEN * first:
+        if max(rung.by_category[category] for rung in ladder) > VISIBLE_SHARE * first:
             seen.append(category)
     picture.legend(*seen)
     return picture
 
 
 def when_it_died() -> Drawing:
-    """Lesson 19: a row for each moment at which a run dies, with what is usually the largest part then."""
+    """Lesson 19: draw a row for each moment at which a run dies, with the parts that are usually the largest then."""
     suspects = "; ".join(f"{moment}: {', '.join(parts)}" for moment, parts in MOMENTS.items())
     picture = Drawing(f"When a run died, and what to suspect. {suspects}.")
     for moment, parts in MOMENTS.items():

@@ -1,4 +1,4 @@
-"""A step over time: how what it keeps rises and falls."""
+"""Pictures of a step over time: the kept bytes rise and fall."""
 
 from typing import Any
 
@@ -6,8 +6,9 @@ from workbench.base.categories import Category, format_bytes
 from workbench.lessons.drawing import WIDTH, Drawing
 from workbench.lessons.pictures.by_hand import Stack, bytes_over_step, peak_bytes, token_bytes
 
-GAP = 24  # between two hills
-LANE = 90  # the height of the fullest moment of a card or a host
+GAP = 24  # units between two hills
+LANE = 90  # units: the height of the fullest moment of a card or a host
+# the bytes of one parameter
 PARAMETER = (
     (4, Category.WEIGHTS, "weight: 4"),
     (4, Category.GRADIENTS, "gradient: 4"),
@@ -17,8 +18,10 @@ OF_A_BATCH = (Category.GRADIENTS, Category.ACTIVATIONS, Category.LOGITS_AND_LOSS
 
 
 def hill_of_a_step(config: Any, sequences: int, length: int) -> Drawing:
-    """Lesson 00: a parameter and a token in bytes; below them the step of one sequence, of `sequences`, and of twice as
-    many."""
+    """Lesson 00: draw a parameter and a token in bytes.
+
+    Below them stand the steps of one sequence, of `sequences`, and of twice as many.
+    """
     steps = {}
     for batch in sorted({1, sequences, 2 * sequences}):
         step = bytes_over_step(config, batch * length)
@@ -42,12 +45,12 @@ def hill_of_a_step(config: Any, sequences: int, length: int) -> Drawing:
     scale = 176 / max(map(peak_bytes, steps.values()))
     for number, (label, step) in enumerate(steps.items()):
         picture.hill(number * width, 176, width - GAP, step, scale)
-        picture.words(number * width, 194, label)
+        picture.text(number * width, 194, label)
     return picture
 
 
 def step_in_parts(config: Any, sequences: int, length: int, parts: int) -> Drawing:
-    """Lesson 02: activations, logits and gradients over the time of one step, whole above and in `parts` below."""
+    """Lesson 02: draw activations, logits and gradients over the time of one step, whole above and in `parts` below."""
     whole = _forward_and_back(config, sequences * length)
     first = _forward_and_back(config, sequences * length // parts)
     gradients = bytes_over_step(config, 1)[-1][Category.GRADIENTS]
@@ -70,12 +73,12 @@ def step_in_parts(config: Any, sequences: int, length: int, parts: int) -> Drawi
         picture.title(f"{title}: {format_bytes(peak)} at most")
         picture.hill(0, peak * scale, WIDTH, stacks, scale)
     picture.legend(*OF_A_BATCH)
-    picture.words(WIDTH, 11, "weights and states are left out", anchor="end")
+    picture.text(WIDTH, 11, "weights and states are left out", anchor="end")
     return picture
 
 
 def _forward_and_back(config: Any, tokens: int) -> list[Stack]:
-    """Of what changes while a batch is computed; AdamW's step, at the end, is left out."""
+    """Return the bytes of the categories that change while a batch is computed, without AdamW's step at the end."""
     stacks: list[Stack] = []
     for stack in bytes_over_step(config, tokens)[:-2]:
         stacks.append({category: stack[category] for category in OF_A_BATCH})
@@ -83,7 +86,7 @@ def _forward_and_back(config: Any, tokens: int) -> list[Stack]:
 
 
 def offloaded_step(config: Any, sequences: int, length: int) -> Drawing:
-    """Lesson 10: a step in two lanes, the card's and the host's, with what moves between them, to one scale."""
+    """Lesson 10: draw a step in two lanes, the card's and the host's, with what moves between them, to one scale."""
     layers = config.n_layer
     step = bytes_over_step(config, sequences * length)
     on_card: list[Stack] = []
@@ -91,7 +94,8 @@ def offloaded_step(config: Any, sequences: int, length: int) -> Drawing:
     for stack in step:
         states = stack[Category.OPTIMIZER_STATES]
         activations = stack[Category.ACTIVATIONS]
-        at_work = min(activations, step[0][Category.ACTIVATIONS])  # those of one block
+        # the card has the activations of one block at most
+        at_work = min(activations, step[0][Category.ACTIVATIONS])
         on_card.append(stack | {Category.ACTIVATIONS: at_work, Category.OPTIMIZER_STATES: 0})
         on_host.append({Category.OPTIMIZER_STATES: states, Category.ACTIVATIONS: activations - at_work})
     picture = Drawing(
@@ -115,7 +119,7 @@ def offloaded_step(config: Any, sequences: int, length: int) -> Drawing:
             picture.line(x + 3, floor + 28, x + 3, floor + 4, "arrow")
     for phase, instant in {"forward": 0, "loss, backward": layers, "step": 2 * layers + 1}.items():
         picture.line(instant * column, 0, instant * column, host_floor, "dashed")
-        picture.words(instant * column + 4, 11, phase)
+        picture.text(instant * column + 4, 11, phase)
     colours = {}
     for category in step[0]:
         most = max(stack[category] for stack in step)

@@ -1,4 +1,4 @@
-"""What a text becomes, and what its tokens cost: rows of a batch, keys and values, logits."""
+"""Pictures of a text's tokens and of their bytes: rows of a batch, keys and values, logits."""
 
 from itertools import accumulate, islice, pairwise
 from random import Random
@@ -9,17 +9,20 @@ from workbench.lessons.drawing import PALE, WIDTH, Drawing
 from workbench.lessons.pictures.by_hand import FP32, parameters, token_bytes
 from workbench.recipe import Recipe
 
-SHOWN = 8  # tokens of a block
-CHARACTERS = 200_000  # of a text, enough to draw a batch from
+SHOWN = 8  # tokens of a block that are drawn
+# the beginning of a text that a batch is drawn from: reading all of a large one would take long
+CHARACTERS = 200_000
 CONVERSATIONS = 500
-PANEL = 204  # units of T tokens
-HEIGHT = 128  # of a batch, or of all layers
-LAYERS = 4  # that are drawn; a large model has more
+PANEL = 204  # units: the width of T tokens
+HEIGHT = 128  # units: the height of a batch, or of all layers
+LAYERS = 4  # layers that are drawn at most; a large model has more
 
 
 def blocks_of_a_text(recipe: Recipe) -> Drawing:
-    """Lesson 01: the text to scale, with what a run reads of it; the blocks of one step; and what a block asks of the
-    model."""
+    """Lesson 01: draw the text to scale, with the part that a run reads.
+
+    Below it stand the blocks of one step, and the tokens of one block, each above the one to be predicted.
+    """
     from workbench import models
     from workbench.texts.corpus import load_corpus, make_blocks
 
@@ -40,8 +43,8 @@ def blocks_of_a_text(recipe: Recipe) -> Drawing:
     once = min(read, train)
     parts = ((once, Category.WEIGHTS, ""), (train - once, PALE, ""), (held_out, Category.ACTIVATIONS, ""))
     picture.bar(0, 0, 20, parts, WIDTH / whole)
-    picture.words(0, 36, f"read in this run: {read}")
-    picture.words(WIDTH, 36, f"held out, never trained on: {held_out}", anchor="end")
+    picture.text(0, 36, f"read in this run: {read}")
+    picture.text(WIDTH, 36, f"held out, never trained on: {held_out}", anchor="end")
     picture.title(f"one step: {batch} blocks of {length} tokens, then AdamW changes the weights")
     picture.tiles(0, 0, (WIDTH, 9), Category.WEIGHTS, rows=batch)
     picture.title("one block: what the model reads, and below it what it should say")
@@ -52,12 +55,12 @@ def blocks_of_a_text(recipe: Recipe) -> Drawing:
     tile = WIDTH / SHOWN
     for place, (token, following) in enumerate(pairwise(tokens)):
         picture.area(place * tile, 0, tile - 4, 18, PALE, token)
-        picture.words((place + 0.5) * tile - 2, 34, following, anchor="middle")
+        picture.text((place + 0.5) * tile - 2, 34, following, anchor="middle")
     return picture
 
 
 def batch_rectangle(config: Any, *shapes: tuple[int, int]) -> Drawing:
-    """Lesson 06: for each (sequences, tokens) a rectangle, all to one scale; the first is the whole."""
+    """Lesson 06: draw a rectangle for each (sequences, tokens), all to one scale; the first is the whole."""
     rows, columns = zip(*shapes, strict=True)
     row = 112 / max(rows)
     column = 236 / max(columns)
@@ -72,15 +75,17 @@ def batch_rectangle(config: Any, *shapes: tuple[int, int]) -> Drawing:
     x = 0.0
     for sequences, length in shapes:
         picture.tiles(x, 0, (length * column, row), Category.ACTIVATIONS, rows=sequences)
-        picture.words(x, sequences * row + 16, f"B × T = {sequences} × {length}", bold=True)
-        picture.words(x, sequences * row + 34, f"{sequences * length / whole:.0%} of the area")
+        picture.text(x, sequences * row + 16, f"B × T = {sequences} × {length}", bold=True)
+        picture.text(x, sequences * row + 34, f"{sequences * length / whole:.0%} of the area")
         x += length * column + 28
     return picture
 
 
 def padded_rows(recipe: Recipe) -> Drawing:
-    """Lesson 11: as many paragraphs as a batch has, drawn at random from the beginning of the recipe's text: padded in
-    two ways, and packed."""
+    """Lesson 11: draw the paragraphs of a batch, padded in two ways, and packed.
+
+    They are chosen at random from the beginning of the recipe's text.
+    """
     length = recipe.sequence_length
     lengths = _lengths(recipe)
     longest = max(lengths)
@@ -95,9 +100,9 @@ def padded_rows(recipe: Recipe) -> Drawing:
         f"that is padding; in rows as long as the longest paragraph {padding_in(longest)}. "
         "Packed one behind the other they need fewer rows, and no padding."
     )
-    picture.words(0, 12, f"to T = {length}: {padding_in(length)} padding", bold=True)
-    picture.words(228, 12, f"to the longest, {longest}: {padding_in(longest)}", bold=True)
-    picture.words(456, 12, "packed: no padding", bold=True)
+    picture.text(0, 12, f"to T = {length}: {padding_in(length)} padding", bold=True)
+    picture.text(228, 12, f"to the longest, {longest}: {padding_in(longest)}", bold=True)
+    picture.text(456, 12, "packed: no padding", bold=True)
     picture.top = 22
     for x, width in ((0, length), (228, longest)):
         picture.tiles(x, 0, (PANEL * width / length, row), PALE, rows=len(lengths))
@@ -114,7 +119,7 @@ def padded_rows(recipe: Recipe) -> Drawing:
 
 
 def _lengths(recipe: Recipe) -> list[int]:
-    """Of the paragraphs of one batch, in tokens."""
+    """Return the lengths of the paragraphs of one batch, in tokens."""
     from workbench import models
     from workbench.techniques.padding import make_examples
     from workbench.texts.corpus import Conversations, load_corpus
@@ -130,7 +135,7 @@ def _lengths(recipe: Recipe) -> list[int]:
 
 
 def prefix_in_front(config: Any, virtual_tokens: int, length: int) -> Drawing:
-    """Lesson 07: two bars a layer, its keys and its values: a learned part in front of those of the text, to scale."""
+    """Lesson 07: draw two bars a layer, keys and values, to scale: a learned part in front of those of the text."""
     layers = config.n_layer
     bar = 272
     front = bar * virtual_tokens / (virtual_tokens + length)
@@ -146,19 +151,21 @@ def prefix_in_front(config: Any, virtual_tokens: int, length: int) -> Drawing:
         for y in range(0, foot - 24, 34):
             parts = [(front, Category.OPTIMIZER_STATES, ""), (bar - front, Category.ACTIVATIONS, f"{length} {name}")]
             picture.bar(x, y, 24, parts)
-            picture.words(0, y + 17, f"layer {layers - y // 34}")
+            picture.text(0, y + 17, f"layer {layers - y // 34}")
         picture.line(x + bar / 2, foot - 4, x + bar / 2, foot - 28, "arrow")
         picture.area(x + front, foot, bar - front, 22, label=f"{length} tokens")
     if layers > LAYERS:
-        picture.words(0, foot - 8, "… and so on")
-    picture.words(0, foot + 16, "the text")
+        picture.text(0, foot - 8, "… and so on")
+    picture.text(0, foot + 16, "the text")
     picture.legend(others={f"{virtual_tokens} learned": Category.OPTIMIZER_STATES, "of the text": Category.ACTIVATIONS})
     return picture
 
 
 def key_value_cache(config: Any, prompt: int, new: int) -> Drawing:
-    """Lesson 18b: the prompt's columns come at once, then one with each token; the last token's would never be
-    needed."""
+    """Lesson 18b: draw a column of keys and values for each token.
+
+    Those of the prompt come at once, then one with each new token; the last token's would never be needed.
+    """
     layers = config.n_layer
     tokens = prompt + new - 1
     column = format_bytes(4 * 2 * layers * config.n_embd)
@@ -173,14 +180,14 @@ def key_value_cache(config: Any, prompt: int, new: int) -> Drawing:
     tile = (width, HEIGHT / layers)
     picture.tiles(0, 0, tile, Category.WEIGHTS, columns=prompt, rows=layers)
     picture.tiles(prompt * width, 0, tile, Category.GRADIENTS, columns=new - 1, rows=layers)
-    picture.words(0, HEIGHT + 16, f"the prompt: {prompt} tokens, one forward pass")
-    picture.words(WIDTH, HEIGHT + 16, f"{new - 1} new tokens, a forward pass each", anchor="end")
+    picture.text(0, HEIGHT + 16, f"the prompt: {prompt} tokens, one forward pass")
+    picture.text(WIDTH, HEIGHT + 16, f"{new - 1} new tokens, a forward pass each", anchor="end")
     picture.title(f"one column: {column}, times the batch, times num_beams")
     return picture
 
 
 def logits_in_chunks(config: Any, tokens: int, chunk: int) -> Drawing:
-    """Lesson 13: hidden states times the head make the logits: of all tokens at once, and of one chunk of them."""
+    """Lesson 13: draw hidden states, the head, and their product, the logits: all at once, and one chunk of them."""
     chunk = min(chunk, tokens)
     vocabulary = config.vocab_size
     hidden = config.hidden_size
@@ -189,7 +196,8 @@ def logits_in_chunks(config: Any, tokens: int, chunk: int) -> Drawing:
         f"logits, a large rectangle. A chunk of them is {chunk:,} × {vocabulary:,}, "
         f"{chunk / tokens:.0%} of it. Everything is drawn to one scale."
     )
-    left = 50  # of the logits; beside them stand the hidden states
+    # the logits begin here; left of them stand the hidden states
+    left = 50
     scale = min((WIDTH - left) / vocabulary, HEIGHT / max(tokens, hidden))
     across = scale * vocabulary
     head = scale * hidden
@@ -197,23 +205,25 @@ def logits_in_chunks(config: Any, tokens: int, chunk: int) -> Drawing:
         (tokens, "all at once", "three such tensors are alive"),
         (chunk, "in chunks", "two are alive, then the next"),
     )
-    for there, title, alive in rows:
-        size = format_bytes(4 * there * vocabulary)
-        picture.title(f"{title}: {there:,} × {vocabulary:,}, {size}; {alive}")
+    for at_a_time, title, alive in rows:
+        size = format_bytes(FP32 * at_a_time * vocabulary)
+        picture.title(f"{title}: {at_a_time:,} × {vocabulary:,}, {size}; {alive}")
         picture.area(left, 0, across, head)
         picture.top += head + 6
         picture.area(left - 8 - head, 0, head, scale * tokens, Category.ACTIVATIONS)
         picture.area(left, 0, across, scale * tokens)
-        picture.area(left, 0, across, scale * there, Category.LOGITS_AND_LOSS)
+        picture.area(left, 0, across, scale * at_a_time, Category.LOGITS_AND_LOSS)
         below = scale * tokens + 16
-        picture.words(0, below, f"hidden states: {hidden:,} wide")
-        picture.words(left + across, below, f"above: the head; below it: logits, {vocabulary:,} wide", anchor="end")
+        picture.text(0, below, f"hidden states: {hidden:,} wide")
+        picture.text(left + across, below, f"above: the head; below it: logits, {vocabulary:,} wide", anchor="end")
     return picture
 
 
 def kept_logits(config: Any, sequences: int, length: int, batches: int) -> Drawing:
-    """Lesson 18: what an evaluation needs, on one scale: the weights; a batch evaluated; all batches kept, and joined;
-    the likeliest tokens alone."""
+    """Lesson 18: draw the bytes of an evaluation, to one scale.
+
+    They are those of the weights, of one evaluated batch, of all batches kept and joined, and of the likeliest tokens.
+    """
     weights = FP32 * parameters(config)
     batch = 2 * FP32 * sequences * length * config.vocab_size
     likeliest = 8 * sequences * length * batches
@@ -229,8 +239,7 @@ def kept_logits(config: Any, sequences: int, length: int, batches: int) -> Drawi
         f"kept and joined, {format_bytes(batches * batch)}; "
         "with the likeliest tokens alone hardly more than one batch."
     )
-    colour = Category.WEIGHTS
     for label, size in rows.items():
+        colour = Category.WEIGHTS if label == "the weights" else Category.LOGITS_AND_LOSS
         picture.row(f"{label}: {format_bytes(size)}", [(size, colour, "")], WIDTH / max(rows.values()))
-        colour = Category.LOGITS_AND_LOSS  # of all rows but the first
     return picture

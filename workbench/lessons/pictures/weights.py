@@ -1,4 +1,4 @@
-"""What stands beside the weights: gradients and states of all, or of the few numbers that an adapter trains."""
+"""Pictures of weights, gradients and states: those of all parameters, or of the few that an adapter trains."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from workbench.lessons.drawing import EMPTY, PALE, WIDTH, Drawing
 from workbench.lessons.pictures.by_hand import FP32, block_parameters, parameters
 from workbench.lessons.plots import COLOURS
 
-# for each parameter, in the order in which they are drawn; the meter counts 16-bit copies among the activations
+# the bytes of a parameter, in the order in which they are drawn; the meter counts 16-bit copies as activations
 PARTS = {
     "weight": Category.WEIGHTS,
     "gradient": Category.GRADIENTS,
@@ -18,18 +18,19 @@ PARTS = {
     "16-bit copy": Category.ACTIVATIONS,
 }
 DIGITS = {"fp32": 23, "fp16": 10, "bf16": 7}  # bits of the mantissa
-LINE = 580  # how long a line of numbers is; it begins at WIDTH - LINE
+LINE = 580  # units: the length of a line of numbers
+# the four matrices of a weight that AdamW trains
 TRAINED = {
     "W": Category.WEIGHTS,
     "gradient": Category.GRADIENTS,
     "Adam's mean": Category.OPTIMIZER_STATES,
     "mean of squares": Category.OPTIMIZER_STATES,
 }
-UNIT = 36.0  # how many units C numbers have beside each other
-# the matrices of a block: where each begins, and how many times C × C numbers it has
+UNIT = 36.0  # units: the width of C numbers
+# the matrices of a block: the left end of each, and its numbers as a multiple of C × C
 MATRICES = {"c_attn": (160.0, 3), "c_proj": (282.0, 1), "c_fc": (332.0, 4), "c_proj (MLP)": (490.0, 4)}
+# the numbers that an adapter trains, as a strip beside the matrices: x, y, width, height
 Strip = tuple[float, float, float, float]
-# what an adapter trains: its place and size beside the matrices
 STRIPS: tuple[Strip, ...] = ((152, 0, 5, UNIT), (160, -8, 3 * UNIT, 5))
 FACTORS = (160, UNIT + 3, 3 * UNIT, 2.5)
 ADAPTERS: dict[str, tuple[Strip, ...]] = {
@@ -39,14 +40,15 @@ ADAPTERS: dict[str, tuple[Strip, ...]] = {
     "prompt tuning": ((136, 0, 10, UNIT),),
     "QLoRA": STRIPS,
 }
-# numbers for each parameter
+# the numbers that each parameter has of a category
 SHARDED = {Category.WEIGHTS: 1, Category.GRADIENTS: 1, Category.OPTIMIZER_STATES: 2}
-PASSING = COLOURS[Category.WEIGHTS] + "70"  # what is not kept all the time
-GAP = 12  # between two cards
+# the colour of weights that are fetched for a while: half transparent
+PASSING = COLOURS[Category.WEIGHTS] + "70"
+GAP = 12  # units between two cards
 
 
 def bytes_per_parameter(rows: Mapping[str, Sequence[float]]) -> Drawing:
-    """Lesson 04b: a bar for each way to train, with its bytes of weight, gradient, states and copy, in this order."""
+    """Lesson 04b: draw a bar for each way to train: its bytes of weight, gradient, states and copy, in this order."""
     sums = ", ".join(f"{name} {sum(sizes):.3g}" for name, sizes in rows.items())
     picture = Drawing(f"Bytes for each parameter: {sums}.")
     scale = WIDTH / max(map(sum, rows.values()))
@@ -59,7 +61,7 @@ def bytes_per_parameter(rows: Mapping[str, Sequence[float]]) -> Drawing:
 
 
 def optimizer_bytes(config: Any) -> Drawing:
-    """Lesson 09: weight, gradient and states in bytes, on average over the parameters of a model with this config."""
+    """Lesson 09: draw weight, gradient and states in bytes, on average over the parameters of such a model."""
     width = config.n_embd
     whole = parameters(config)
     matrices = 12 * width**2 * config.n_layer
@@ -80,9 +82,9 @@ def optimizer_bytes(config: Any) -> Drawing:
 
 
 def number_line(weight: float, rates: Sequence[float]) -> Drawing:
-    """Lesson 04: the numbers near a weight in three types, and an arrow for each rate: about what Adam adds in a step.
+    """Lesson 04: draw the numbers near a weight in three types, and an arrow for each rate, about one update of Adam.
 
-    They begin at a power of two, up to whose double all gaps are the same.
+    The numbers begin at a power of two, up to whose double all gaps are the same.
     """
     start = math.ldexp(1.0, math.frexp(weight)[1] - 1)
     gaps = {dtype: start / 2**digits for dtype, digits in DIGITS.items()}
@@ -102,7 +104,7 @@ def number_line(weight: float, rates: Sequence[float]) -> Drawing:
     scale = LINE / (shown * gaps["bf16"])
     for row, (dtype, gap) in enumerate(gaps.items()):
         y = 36 * row
-        picture.words(0, y + 17, dtype)
+        picture.text(0, y + 17, dtype)
         picture.line(left, y + 11, left + LINE, y + 11)
         if dtype == "fp32":  # 65,536 numbers for one gap of bf16
             picture.area(left, y, LINE, 22, Category.WEIGHTS)
@@ -112,16 +114,16 @@ def number_line(weight: float, rates: Sequence[float]) -> Drawing:
     half = left + scale * gaps["bf16"] / 2
     y = 100
     for rate, outcome in outcomes.items():
-        picture.words(half + 8, y + 26, outcome)
+        picture.text(half + 8, y + 26, outcome)
         picture.line(left, y + 36, left + min(scale * rate, LINE), y + 36, "arrow")
         y += 44
     picture.line(half, 74, half, y + 14, "dashed")
-    picture.words(half + 8, y + 16, "half a gap of bf16: a smaller update is rounded away")
+    picture.text(half + 8, y + 16, "half a gap of bf16: a smaller update is rounded away")
     return picture
 
 
 def low_rank_update(config: Any, rank: int) -> Drawing:
-    """Lesson 05: the matrix of the attention's input under full fine-tuning, and below it under LoRA, to scale."""
+    """Lesson 05: draw the matrix of the attention's input under full fine-tuning, and below it under LoRA, to scale."""
     width = config.n_embd
     shape = f"{width:,} × {3 * width:,}"
     picture = Drawing(
@@ -146,12 +148,12 @@ def low_rank_update(config: Any, rank: int) -> Drawing:
         picture.area(x, 12, 3 * high, high, matrix)
         picture.area(x - 3 - thick, 12, thick, high, colour)
         picture.area(x, 9 - thick, 3 * high, thick, colour)
-        picture.words(x, 30 + high, what)
+        picture.text(x, 30 + high, what)
     return picture
 
 
 def block_adapters(config: Any, rank: int, virtual_tokens: int) -> Drawing:
-    """Lesson 08: the four matrices of a block in grey, five times, and in colour what is trained beside them."""
+    """Lesson 08: draw the four matrices of a block in grey, five times, and in colour the numbers that are trained."""
     width = config.n_embd
     low_rank = 4 * rank * width * config.n_layer
     factors = width * config.n_layer
@@ -163,13 +165,13 @@ def block_adapters(config: Any, rank: int, virtual_tokens: int) -> Drawing:
         "prompt tuning nothing in the block, only tokens in front of it. "
         "Of the matrices of QLoRA an eighth is filled."
     )
-    picture.words(0, 16, "trained, all blocks")
+    picture.text(0, 16, "trained, all blocks")
     for name, (x, times) in MATRICES.items():
-        picture.words(x + times * UNIT / 2, 16, name, anchor="middle")
+        picture.text(x + times * UNIT / 2, 16, name, anchor="middle")
     for row, (name, strips) in enumerate(ADAPTERS.items()):
         picture.top = 36.0 + 54 * row
-        picture.words(0, 14, name, bold=True)
-        picture.words(0, 31, f"{trained[row]:,}")
+        picture.text(0, 14, name, bold=True)
+        picture.text(0, 31, f"{trained[row]:,}")
         filled = UNIT
         if name == "QLoRA":  # 4 bits of 32
             filled /= 8
@@ -182,9 +184,9 @@ def block_adapters(config: Any, rank: int, virtual_tokens: int) -> Drawing:
 
 
 def shards(config: Any, ranks: int) -> Drawing:
-    """Lesson 20: weights, gradients and states on each of so many cards: under DDP, and under two settings of FSDP2."""
+    """Lesson 20: draw weights, gradients and states on each of several cards, under DDP and two settings of FSDP2."""
     numbers = parameters(config)
-    # the embeddings, and a block
+    # under `full` a card has the embeddings and one block at a time
     at_once = numbers - (config.n_layer - 1) * block_parameters(config)
     whole = format_bytes(4 * FP32 * numbers)
     part = format_bytes(4 * FP32 * numbers // ranks)
@@ -197,7 +199,7 @@ def shards(config: Any, ranks: int) -> Drawing:
         "and few at a time with full."
     )
     moment = format_bytes(FP32 * at_once)
-    # a title; into how many parts all is cut; what comes on top, in its colour, as a share of the weights
+    # each row: title; number of parts into which all is cut; bytes on top, as a share of the weights, and their colour
     rows = (
         (f"none (DDP): {whole} each, and {weights} of buckets", 1, 1.0, Category.GRADIENTS),
         (f"gradients: {part} each, and for a while all weights, {weights}", ranks, 1.0, PASSING),

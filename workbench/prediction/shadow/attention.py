@@ -1,4 +1,4 @@
-"""Which attention kernel CUDA takes, and that kernel's traceable stand-in.
+"""CUDA's choice of an attention kernel, and a traceable stand-in for each.
 
 The rules are those of PyTorch's `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp` (`priority_order`,
 `can_use_*_attention`), the layout of masks that of `transformers/attention.cpp` (`convert_boolean_attn_mask`,
@@ -16,12 +16,12 @@ import torch
 
 from workbench.gpus.catalogue import Gpu
 
-MASK_ALIGNMENT = 16  # elements, of a row of the efficient kernel's mask
+MASK_ALIGNMENT = 16  # elements of which a row of the efficient kernel's mask has a multiple
 HALF = (torch.float16, torch.bfloat16)
 
 
 class Backend(StrEnum):
-    """By the names that `torch.backends.cuda` has for them."""
+    """The kernels for attention, by the names that `torch.backends.cuda` has for them."""
 
     CUDNN = "cudnn"
     FLASH = "flash"
@@ -31,11 +31,18 @@ class Backend(StrEnum):
 
 @dataclass(frozen=True)
 class Question:
-    """What the choice depends on, besides the GPU. `enabled` are the backends that the user's context allows."""
+    """The facts that decide the choice, besides the GPU.
+
+    Attributes:
+        grouped: whether keys and values have fewer heads than queries.
+        head_width, value_width: elements of a query's head and of a value's.
+        square: whether there are as many keys as queries.
+        enabled: the backends that the user's context allows.
+    """
 
     dtype: torch.dtype
     masked: bool
-    grouped: bool  # fewer heads of keys and values than of queries
+    grouped: bool
     head_width: int
     value_width: int
     square: bool
@@ -46,7 +53,7 @@ class Question:
 
 
 def choose_backend(gpu: Gpu, q: Question) -> Backend:
-    """The first backend, in CUDA's order of preference, that can run it."""
+    """Return the first backend, in CUDA's order of preference, that can answer the question on this GPU."""
     order = {Backend.CUDNN: _cudnn, Backend.FLASH: _flash, Backend.EFFICIENT: _efficient}
     for backend, can in order.items():
         if backend in q.enabled and can(gpu, q):
@@ -57,7 +64,7 @@ def choose_backend(gpu: Gpu, q: Question) -> Backend:
 def _cudnn(gpu: Gpu, q: Question) -> bool:
     return (
         q.dtype in HALF
-        and gpu.compute_capability[0] in (9, 10)  # others could, and prefer not to
+        and gpu.compute_capability[0] in (9, 10)  # PyTorch prefers cuDNN on these alone
         and (q.dropout * 16).is_integer()
         and max(q.head_width, q.value_width) <= 128
         and q.head_width % 8 == q.value_width % 8 == 0
@@ -91,9 +98,10 @@ def _efficient(gpu: Gpu, q: Question) -> bool:
 
 @dataclass
 class CudaAttention:
-    """Replaces `torch.nn.functional.scaled_dot_product_attention`.
+    """The attention that replaces `torch.nn.functional.scaled_dot_product_attention`.
 
-    `answers` has each question that was asked: GPUs that answer all of them alike share a trace.
+    Attributes:
+        answers: each question that was asked, with its backend. GPUs that answer all of them alike share a trace.
     """
 
     gpu: Gpu
@@ -116,7 +124,7 @@ class CudaAttention:
         grouped = query.shape[-3] != key.shape[-3]
         enabled = [backend for backend in Backend if getattr(torch.backends.cuda, f"{backend}_sdp_enabled")()]
         if grouped and not enable_gqa:
-            enabled = [Backend.MATH]  # which alone expands heads
+            enabled = [Backend.MATH]  # the other backends cannot expand heads without being asked to
         question = Question(
             dtype=query.dtype,
             masked=attn_mask is not None,
@@ -125,7 +133,7 @@ class CudaAttention:
             value_width=value.shape[-1],
             square=query.shape[-2] == key.shape[-2],
             causal=is_causal,
-            dropout=float(dropout_p),  # a config may say 0
+            dropout=float(dropout_p),  # a config may have the integer 0
             needs_gradient=torch.is_grad_enabled()
             and (query.requires_grad or key.requires_grad or value.requires_grad),
             enabled=frozenset(enabled),
@@ -142,7 +150,7 @@ class CudaAttention:
             arguments: tuple[Any, ...] = attn_mask, gradient, dropout_p, is_causal, False
         elif backend is Backend.EFFICIENT:
             attend = aten._scaled_dot_product_efficient_attention
-            arguments = _expanded(attn_mask, query, key), gradient, dropout_p, is_causal
+            arguments = _expand(attn_mask, query, key), gradient, dropout_p, is_causal
         else:
             attend = partial(aten._scaled_dot_product_attention_math, enable_gqa=enable_gqa)
             arguments = attn_mask, dropout_p, is_causal, None
@@ -150,7 +158,7 @@ class CudaAttention:
 
 
 def _autocast(tensor: torch.Tensor) -> torch.Tensor:
-    """Attention is on the list of operations that autocast runs in lower precision."""
+    """Cast a tensor as autocast does: attention is on its list of operations in lower precision."""
     if torch.is_autocast_enabled("cpu") and tensor.is_floating_point():
         return tensor.to(torch.get_autocast_dtype("cpu"))
     return tensor
@@ -164,7 +172,7 @@ def _flash_forward(
     causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """Head widths that are no multiple of 8 are padded before the kernel and cut after it."""
+    """Run flash attention. A head width that is no multiple of 8 is padded before the kernel and cut after it."""
     width = query.shape[-1]
     if scale is None:
         scale = 1 / math.sqrt(width)
@@ -181,14 +189,17 @@ def _flash_forward(
 
 
 def _additive(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """A boolean mask becomes one of zeros and -inf in the query's type: in each layer anew, kept for its backward."""
+    """Turn a boolean mask into one of zeros and -inf in the query's type.
+
+    Each layer makes its own, and keeps it for its backward pass.
+    """
     if mask.dtype is not torch.bool:
         return mask
     return torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=query.dtype, device=query.device))
 
 
-def _expanded(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
-    """(B, H, T, S), a view; rows are padded in memory if they are not aligned."""
+def _expand(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
+    """Return the mask as a view of shape (B, H, T, S). Its rows are padded in memory if they are not aligned."""
     if mask is None:
         return None
     if mask.stride(-1) != 1 or any(stride % MASK_ALIGNMENT for stride in mask.stride()[:-1]):

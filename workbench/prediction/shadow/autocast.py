@@ -6,8 +6,8 @@ autocast the MLP's inner activations are fp32. Kernels for the dispatch key `Aut
 autocast kernels, they also act on what gradient checkpointing recomputes inside the backward pass, which Python's
 function modes do not see.
 
-The lists (`autocast.json`): `AT_FORALL_FP32` and `AT_FORALL_FP32_SET_OPT_DTYPE` in `ATen/autocast_mode.h`, those that a
-language model and its losses can meet. With each softmax stands the fused operation behind it.
+The lists in `autocast.json` are `AT_FORALL_FP32` and `AT_FORALL_FP32_SET_OPT_DTYPE` of `ATen/autocast_mode.h`, as far
+as a language model and its losses can meet them. Beside each softmax is the fused operation that does its work.
 """
 
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from workbench.base.paths import beside
+from workbench.base.paths import read_beside
 
-LISTS = beside(__file__, "autocast.json")
+LISTS = read_beside(__file__, "autocast.json")
 
 _KEY = "AutocastCPU"
 _excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
@@ -27,7 +27,7 @@ _excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """Inside, `torch.autocast("cpu")` casts what CUDA's autocast casts."""
+    """Let `torch.autocast("cpu")` cast what CUDA's autocast casts."""
     with torch.library._scoped_library("aten", "IMPL") as library:
         for name in LISTS["inputs_in_fp32"]:
             library.impl(name, partial(_in_fp32, _operation(name)), _KEY)
@@ -39,29 +39,33 @@ def cuda_autocast() -> Iterator[None]:
 
 
 def _operation(name: str) -> Any:
+    """Return the operation of the dispatcher with a name such as `sum.dim_IntList`."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def _eligible(value: Any) -> bool:
+    """Whether autocast casts this argument: a tensor of floating-point numbers, and not in fp64."""
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64
 
 
-def _up(value: Any) -> Any:
+def _cast_up(value: Any) -> Any:
+    """Return an argument in fp32, or as it is if autocast does not cast it. Lists are cast item by item."""
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_up, value))
+        return type(value)(map(_cast_up, value))
     if _eligible(value):
         return value.to(torch.float32)
     return value
 
 
 def _in_fp32(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operation on inputs in fp32."""
     with torch._C._ExcludeDispatchKeyGuard(_excluded):
-        return operation(*map(_up, args), **{name: _up(arg) for name, arg in kwargs.items()})
+        return operation(*map(_cast_up, args), **{name: _cast_up(arg) for name, arg in kwargs.items()})
 
 
 def _to_fp32(operation: Any, *args: Any, **kwargs: Any) -> Any:
-    """The operation is told to return fp32; its input stays as it is."""
+    """Run an operation that is told to return fp32. Its input stays as it is."""
     if _eligible(args[0]) and kwargs.get("dtype") is None:
         kwargs["dtype"] = torch.float32
     with torch._C._ExcludeDispatchKeyGuard(_excluded):
@@ -75,7 +79,10 @@ def _softmax(
     dim: int,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """As above; from fp16, CUDA's kernel converts while it reads and needs no copy (`softmax` in `SoftMax.cpp`)."""
+    """Run a softmax that returns fp32.
+
+    From fp16, CUDA's kernel converts while it reads and needs no copy (`softmax` in `SoftMax.cpp`): `fused` does so.
+    """
     if _eligible(tensor) and dtype is None:
         dtype = torch.float32
     with torch._C._ExcludeDispatchKeyGuard(_excluded):

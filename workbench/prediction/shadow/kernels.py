@@ -1,4 +1,4 @@
-"""What CUDA's kernels take otherwise than a CPU's, and PyTorch's dispatcher does not see.
+"""The memory that CUDA's kernels take otherwise than a CPU's, and that PyTorch's dispatcher does not see.
 
 No number is fitted; each is read from the source that allocates it. Scratch that a kernel gives back as it returns is
 left out, but for that of reductions and of the norm of all gradients: that of attention, embeddings and softmax moves a
@@ -25,14 +25,18 @@ ORDERS: dict[Any, tuple[int, ...]] = {
     aten._scaled_dot_product_efficient_attention: (0, 1),
 }
 
-# Of these the results with these numbers are fp32 on CUDA, whatever the inputs are; on a CPU they have the inputs' type
-# (`layer_norm_kernel.cu`, `LayerNormKernelImplInternal`: mean and reciprocal deviation are accumulated in fp32).
+# Operations of which some results, here by their numbers, are fp32 on CUDA, whatever the inputs are. On a CPU they have
+# the inputs' type (`layer_norm_kernel.cu`, `LayerNormKernelImplInternal`: mean and reciprocal deviation are accumulated
+# in fp32).
 IN_FP32: dict[Any, tuple[int, ...]] = {aten.native_layer_norm: (1, 2)}
 
 
 def bytes_before(operation: Any, args: tuple[Any, ...]) -> int:
-    """What the norm of several tensors takes before its results (`foreach_tensor_norm_cuda` in `ForeachReduceOp.cu`):
-    an fp32 number for each chunk (`kChunkSize`) that a tensor has, or would have if it were the largest."""
+    """Return the bytes that an operation takes before its results, and gives back after them.
+
+    The norm of several tensors takes an fp32 number for each chunk (`kChunkSize`) that a tensor has, or would have if
+    it were as large as the largest (`foreach_tensor_norm_cuda` in `ForeachReduceOp.cu`). Others take nothing here.
+    """
     if operation is not aten._foreach_norm:
         return 0
     tensors: list[torch.Tensor] = args[0]

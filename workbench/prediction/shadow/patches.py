@@ -1,7 +1,8 @@
 """All that a shadow changes about a model, a Trainer and this process, so that a step runs without values.
 
-What is global is put back at the end of its context: one shadow at a time, in a process where nothing else runs. Beside
-this, `ShadowTracker` registers hooks for all modules, and `step.train` repeats the Trainer's loop call by call.
+Global changes are undone at the end of their context. There is one shadow at a time, in a process where nothing else
+runs. Beside this, `ShadowTracker` registers hooks for all modules, and `step.train` repeats the Trainer's loop call by
+call.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,11 +13,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import PreTrainedModel
 
-from workbench.base.patches import replaced
+from workbench.base.patches import replace_attribute
 from workbench.base.patches import torch as torch_patches
 from workbench.base.patches import transformers as transformers_patches
 from workbench.gpus.catalogue import Gpu
-from workbench.prediction.rows import give_tensors
+from workbench.prediction.rows import replace_tensors
 from workbench.prediction.shadow.attention import CudaAttention
 from workbench.prediction.shadow.autocast import cuda_autocast
 from workbench.training import trainer
@@ -25,27 +26,27 @@ from workbench.training import trainer
 
 
 def make_fake(model: PreTrainedModel, mode: FakeTensorMode, device: torch.device) -> None:
-    """Every parameter and buffer becomes a fake one on the device."""
+    """Replace every parameter and buffer by a fake tensor on the device."""
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         plain = tensor.detach()
         if plain.device.type == "meta":
-            # `mode.from_tensor` would leave it on "meta", which stands for the host here
+            # `mode.from_tensor` would leave a tensor on "meta", which stands for the host here.
             return mode.fake_tensor_converter.from_meta_and_device(mode, plain, device)
         return mode.from_tensor(plain)
 
-    give_tensors(model, fake)
-    cast("Any", model).to = lambda *_, **__: model  # the Trainer moves it; it is there already
+    replace_tensors(model, fake)
+    cast("Any", model).to = lambda *_, **__: model  # the Trainer would move the model, which is on the device already
 
 
-def scale_losses(assembled: Any) -> None:
-    """Switches on fp16 with loss scaling, which accelerate leaves out where the device is a CPU."""
-    assembled.accelerator.native_amp = True
-    assembled.accelerator.scaler = _UnreadScaler("cpu")
+def scale_losses(metered_trainer: Any) -> None:
+    """Switch on fp16 with loss scaling, which accelerate leaves out where the device is a CPU."""
+    metered_trainer.accelerator.native_amp = True
+    metered_trainer.accelerator.scaler = _UnreadScaler("cpu")
 
 
 class _UnreadScaler(torch.amp.GradScaler):
-    """Steps always: whether a gradient overflowed is a value, which fake gradients do not have."""
+    """A scaler that always steps: whether a gradient overflowed is a value, which fake gradients do not have."""
 
     def _maybe_opt_step(
         self,
@@ -62,19 +63,19 @@ class _UnreadScaler(torch.amp.GradScaler):
 
 @contextmanager
 def traceable(has_padding: Callable[[], bool]) -> Iterator[None]:
-    """What fake tensors need: they have no values to look at, and are not `torch.Tensor` by type.
+    """Let libraries work with fake tensors, which have no values to look at and are not `torch.Tensor` by type.
 
     Args:
-        has_padding: whether the batch that the model sees now contains padding.
+        has_padding: returns whether the batch that the model sees now contains padding.
     """
     with (
-        transformers_patches.values_unread(has_padding),
-        torch_patches.lists_updated_at_once(FakeTensor),
-        torch_patches.optimizers_and_ddp_read_no_values(),
-        torch_patches.grouped_products_in_any_type(),
-        torch_patches.storages_let_go(),
-        # ours; reads the mask, for the record only
-        replaced(trainer, "count_padding", lambda inputs: 0),
+        transformers_patches.read_no_values(has_padding),
+        torch_patches.update_lists_at_once(FakeTensor),
+        torch_patches.read_no_values_in_optimizers_and_ddp(),
+        torch_patches.allow_grouped_products_in_any_type(),
+        torch_patches.let_storages_go(),
+        # The workbench's own Trainer reads the mask, for the record only.
+        replace_attribute(trainer, "count_padding", lambda inputs: 0),
     ):
         yield
 
@@ -84,12 +85,15 @@ def traceable(has_padding: Callable[[], bool]) -> Iterator[None]:
 
 @contextmanager
 def cuda_choices(gpu: Gpu) -> Iterator[CudaAttention]:
-    """Kernels, precisions and optimizer implementations as on this GPU. Yields what attention was asked."""
+    """Choose kernels, precisions and optimizer implementations as this GPU would.
+
+    Yields the attention, which keeps the questions that it was asked.
+    """
     attention = CudaAttention(gpu)
     with (
         cuda_autocast(),  # the CPU's autocast has shorter lists of operations
-        torch_patches.dropout_in_one_kernel(),
-        torch_patches.attention_by(attention),
-        torch_patches.lists_updated_at_once(None, "cuda", "cpu"),  # which happens on a GPU only
+        torch_patches.drop_out_in_one_kernel(),
+        torch_patches.attend_by(attention),
+        torch_patches.update_lists_at_once(None, "cuda", "cpu"),  # libraries update lists at once on a GPU alone
     ):
         yield attention

@@ -1,4 +1,4 @@
-"""Scratch that depends on the GPU: what blocks of threads take to sum the rows of a wide matrix, as for a bias.
+"""The scratch of reductions, which depends on the GPU: blocks of threads sum the rows of a wide matrix, as for a bias.
 
 `setReduceConfig` of PyTorch's `aten/src/ATen/native/cuda/Reduce.cuh` decides by the shape and by the GPU whether the
 inputs of one output are divided among several blocks, which then meet in global memory (`global_memory_size`), with one
@@ -13,30 +13,30 @@ import torch
 
 from workbench.gpus.catalogue import Gpu
 
-WARP = 32  # threads beside each other
-VECTOR = 4  # outputs of a thread, where they can be divided so
-MIN_VALUES = 16  # of a thread
-MAX_VALUES = 256
+WARP = 32  # threads that lie beside each other in a block
+VECTOR = 4  # outputs of one thread, where their number can be divided by it
+MIN_VALUES = 16  # inputs that a thread reduces, at least
+MAX_VALUES = 256  # inputs that a thread reduces, at most
 ACCUMULATOR_BYTES = 4
 SEMAPHORE_BYTES = 4
 
 aten: Any = torch.ops.aten
-# with the place of their dimensions among arguments
+# Operations that reduce, each with the position of its dimensions among the arguments.
 REDUCING = {aten.sum: 1, aten.mean: 1, aten.linalg_vector_norm: 2}
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """Of floating-point numbers: so many `inputs` become one, and the `outputs` lie beside each other as they did."""
+    """A reduction of floating-point numbers: `inputs` numbers become one, for each of `outputs` that are neighbours."""
 
     inputs: int
     outputs: int
 
     def bytes_on(self, gpu: Gpu) -> tuple[int, int]:
-        """The buffer and the semaphores; zeros where each output has a block of its own."""
+        """Return the bytes of the buffer and of the semaphores: zeros where each output has a block of its own."""
         vector = math.gcd(self.outputs, VECTOR)
         height = 16 // vector  # rows of threads in a block
-        values = -(-self.inputs // height)
+        values = -(-self.inputs // height)  # inputs of a thread
         beside = WARP * vector  # outputs of a block
         columns = -(-self.outputs // beside)
         wanted: int = gpu.multiprocessors * (gpu.multiprocessor.threads // (WARP * height))
@@ -49,8 +49,11 @@ class Reduction:
 
 
 def reduction_of(operation: Any, args: tuple[Any, ...]) -> Reduction | None:
-    """That of an operation of the dispatcher; None if it reduces no floating-point numbers, or neighbours in memory, or
-    to fewer than a block has beside each other."""
+    """Return an operation of the dispatcher as a reduction.
+
+    None means that it reduces no floating-point numbers, or numbers that are neighbours in memory, or that it has fewer
+    outputs than a block has beside each other.
+    """
     place = REDUCING.get(getattr(operation, "overloadpacket", None))
     if place is None or not args[0].is_floating_point():
         return None

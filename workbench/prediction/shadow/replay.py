@@ -1,4 +1,4 @@
-"""A trace through the model of a GPU's caching allocator."""
+"""The replay of a trace in the model of a GPU's caching allocator."""
 
 from contextlib import suppress
 from functools import lru_cache
@@ -13,41 +13,47 @@ from workbench.prediction.shadow.trace import Column, Trace
 
 
 def replay(trace: Trace, gpu: Gpu | None) -> dict[str, Any]:
-    """Put every allocation and free through the allocator, in order; the fields of a `Prediction` that this gives.
-
-    Bytes are those of blocks, as the allocator counts them. `peak_operation` made the youngest large tensor that is
-    alive at the peak. What no tensor accounts for (workspaces, scratch, rounding) is `unattributed`, as it is when a
-    GPU is measured.
+    """Put every allocation and free of a trace through the allocator, in order.
 
     Where memory gets short, the allocator gives cached segments back, as PyTorch's does. If that is not enough, the
     numbers are those of a GPU that has enough.
 
     Args:
-        gpu: whose memory, workspaces and rules; None counts bytes alone, as a CPU does.
+        gpu: the GPU whose memory, workspaces and rules hold; None counts bytes alone, as a CPU does.
+
+    Returns:
+        Fields of a `Prediction`. Bytes are those of blocks, as the allocator counts them. `peak_operation` made the
+        youngest large tensor that is alive at the peak. What no tensor accounts for (workspaces, scratch, rounding) is
+        `unattributed`, as it is when a GPU is measured.
     """
     sizes = trace.sizes(gpu)
     if gpu is None:
-        return _read(trace, sizes, trace.timeline(sizes).total)
+        return _read_peaks(trace, sizes, trace.timeline(sizes).total)
     room = gpu.memory_bytes - gpu.context_bytes_estimate
-    with_enough = _of_enough(trace, sizes.tobytes())
+    with_enough = _allocate_freely(trace, sizes.tobytes())
     if with_enough["peak_reserved_bytes"] > room:
         with suppress(OutOfCapacity):
-            return _allocated(trace, sizes, capacity_bytes=room, device_bytes=gpu.memory_bytes)
+            return _allocate(trace, sizes, capacity_bytes=room, device_bytes=gpu.memory_bytes)
     return with_enough
 
 
 @lru_cache(maxsize=8)
-def _of_enough(trace: Trace, sizes: bytes) -> dict[str, Any]:
-    """The same for all GPUs that have enough and on which the storages have these sizes, an int64 each."""
-    return _allocated(trace, np.frombuffer(sizes, dtype=np.int64))
+def _allocate_freely(trace: Trace, sizes: bytes) -> dict[str, Any]:
+    """Replay a trace without a limit. The answer is kept, for all GPUs that have enough memory and these sizes.
+
+    Args:
+        sizes: of each storage an int64, as bytes, which can be a key.
+    """
+    return _allocate(trace, np.frombuffer(sizes, dtype=np.int64))
 
 
-def _allocated(trace: Trace, sizes: Column, **limits: Any) -> dict[str, Any]:
+def _allocate(trace: Trace, sizes: Column, **limits: Any) -> dict[str, Any]:
+    """Replay a trace under the limits of an allocator. Raises OutOfCapacity: they are too low."""
     allocator = CachingAllocator(**limits, **trace.allocator)
     moves = np.empty(trace.events, dtype=np.int64)
     ended = np.flatnonzero(trace.died >= 0)
     moves[trace.born] = np.arange(len(sizes))
-    moves[trace.died[ended]] = ~ended  # the complement, which is negative, of what goes
+    moves[trace.died[ended]] = ~ended  # a storage that is freed: the complement of its number, which is negative
     handles = [0] * len(sizes)
     requests = sizes.tolist()
     allocated = np.empty(trace.events, dtype=np.int64)
@@ -57,11 +63,17 @@ def _allocated(trace: Trace, sizes: Column, **limits: Any) -> dict[str, Any]:
         else:
             allocator.free(handles[~move])
         allocated[event] = allocator.allocated_bytes
-    return _read(trace, sizes, allocated, allocator.peak_reserved_bytes)
+    return _read_peaks(trace, sizes, allocated, allocator.peak_reserved_bytes)
 
 
-def _read(trace: Trace, sizes: Column, allocated: Column, reserved: int | None = None) -> dict[str, Any]:
-    """From allocated bytes after every event, and the most that was reserved."""
+def _read_peaks(trace: Trace, sizes: Column, allocated: Column, reserved: int | None = None) -> dict[str, Any]:
+    """Return the fields that `replay` returns.
+
+    Args:
+        sizes: bytes of every storage, (storages,).
+        allocated: bytes in use after every event, (events,).
+        reserved: the most bytes that were reserved; None without an allocator.
+    """
     timeline = trace.timeline(sizes)
     phases = np.array(timeline.phases, dtype=object)
     by_phase = {}
@@ -89,7 +101,10 @@ def _read(trace: Trace, sizes: Column, allocated: Column, reserved: int | None =
 
 
 def maker_at(trace: Trace, sizes: Column, event: int) -> str:
-    """Who made the youngest allocation that matters: of those alive at the peak, one of at least a hundredth of it."""
+    """Return the maker of the youngest large storage that is alive at an event.
+
+    Large is a hundredth of all that is alive then.
+    """
     alive = (trace.born <= event) & ((trace.died < 0) | (trace.died > event))
     large = alive & (sizes >= sizes[alive].sum() // 100)
     chosen = np.flatnonzero(large)

@@ -1,4 +1,4 @@
-"""A recipe's training step on fake tensors: the real model, Trainer, loss, clipping and optimizer; nothing computed."""
+"""A recipe's training step on fake tensors: the real model, Trainer, loss, clipping and optimizer compute nothing."""
 
 import math
 import tempfile
@@ -29,34 +29,39 @@ from workbench.prediction.rows import (
     MICRO_BATCHES,
     STEPS,
     Batch,
-    assembled,
+    add_mask,
     blocks_for,
-    facts,
+    build_small_trainer,
     job_for,
-    masked,
     material_for,
     skeleton,
+    trainer_facts,
 )
 from workbench.prediction.shadow.attention import choose_backend
 from workbench.prediction.shadow.patches import cuda_choices, make_fake, scale_losses, traceable
-from workbench.prediction.shadow.trace import Trace, foreseen
+from workbench.prediction.shadow.trace import Trace, foresee
 from workbench.prediction.shadow.tracker import ShadowTracker
 from workbench.recipe import Recipe
 from workbench.training.ranks.run import RankMeter
-from workbench.training.ranks.shard import fully_sharded, mesh_of
+from workbench.training.ranks.shard import mesh_of, shard_fully
 from workbench.training.ranks.shards import SHARDS, Ranks
-from workbench.training.trainer import SeamTrainer, count_padding, row_lengths
+from workbench.training.trainer import MeteredTrainer, count_padding, row_lengths
 
 DEVICE = torch.device("cpu")  # plays the GPU
-FORESEEN = 4  # pauses after which the rest may be foreseen: the second step has been traced
+# Pauses of `train` that a trace needs before the rest can be foreseen. The first two enclose the first evaluation. The
+# third is after the first step, the fourth after the second.
+PAUSES_BEFORE_FORESIGHT = 4
 
-KEPT: deque[tuple[Any, Trace]] = deque(maxlen=32)  # the newest traces, with what was asked for
+TRACES: deque[tuple[Any, Trace]] = deque(maxlen=32)  # the newest traces, each behind the request that it answers
 
 
 def trace_for(recipe: Recipe, gpu: Gpu | None, padding: bool, ranks: Ranks | None = None) -> Trace:
-    """As `trace`, or one that was made before, in which every choice of a kernel is the one that this GPU makes."""
+    """Return a trace of the recipe's step: an earlier one if this GPU chooses every kernel alike, or a new one.
+
+    Arguments and errors are those of `trace`.
+    """
     request = (recipe, gpu is not None, padding, ranks)
-    for earlier_request, earlier in KEPT:
+    for earlier_request, earlier in TRACES:
         if earlier_request != request:
             continue
         if gpu is None or earlier.attention == {
@@ -64,7 +69,7 @@ def trace_for(recipe: Recipe, gpu: Gpu | None, padding: bool, ranks: Ranks | Non
         }:
             return earlier
     new = trace(recipe, gpu, padding, ranks)
-    KEPT.append((request, new))
+    TRACES.append((request, new))
     return new
 
 
@@ -72,9 +77,9 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False, ranks: Ranks |
     """Run a few optimizer steps of the recipe in the shadow, with an evaluation before and after them.
 
     Args:
-        gpu: whose choices are made; None for the CPU's own.
-        padding: a batch contains padding, although nothing in the recipe says so.
-        ranks: that share the batch; the trace is that of one.
+        gpu: the GPU whose choices of kernels are made; None for the CPU's own.
+        padding: whether batches contain padding although nothing in the recipe says so.
+        ranks: the ranks that share the batch; the trace is that of one of them. None is a process alone.
 
     Raises:
         ConfigurationError: the model or the length cannot be used, or an operation cannot be traced.
@@ -84,12 +89,12 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False, ranks: Ranks |
     material = material_for(recipe, blocks_for(recipe, ranks=ranks))
     tracker = ShadowTracker(material.config.vocab_size, cuda=gpu is not None)
     with ExitStack() as stack:
-        stack.enter_context(_naming_failures(tracker))
+        stack.enter_context(_name_failures(tracker))
         stack.enter_context(quiet())
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(as_rank(ranks, DEVICE))
 
-        # a model without memory becomes one of fake tensors: adapters could not be put into that
+        # Adapters cannot be added to a model of fake tensors, so that the techniques change a skeleton first.
         job = job_for(recipe, gpu.device if gpu else Device.find("cpu"), material, ranks)
         model = recipe.prepare_model(skeleton(material.config, **recipe.model_arguments(family_of(material.config))))
         tracker.name_modules(model)
@@ -97,12 +102,12 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False, ranks: Ranks |
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         make_fake(model, mode, DEVICE)
         if ranks and ranks.engine == "fsdp":
-            mesh = mesh_of(DEVICE.type, ranks.count)  # which reads values of its own
+            mesh = mesh_of(DEVICE.type, ranks.count)  # reads values of its own, which fake tensors do not have
             with mode:
-                fully_sharded(model, ranks.shard, mesh)
+                shard_fully(model, ranks.shard, mesh)
 
         meter = RankMeter(model, before_bytes=0, tracker=tracker)
-        trainer, micro_batches = assembled(job, model, meter, DEVICE, scratch)
+        trainer, micro_batches = build_small_trainer(job, model, meter, DEVICE, scratch)
         tracker.untrained = max(micro_batches - MICRO_BATCHES, 0)
         if trainer.args.fp16:
             scale_losses(trainer)
@@ -120,7 +125,7 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False, ranks: Ranks |
         attention = stack.enter_context(cuda_choices(gpu)) if gpu else None
         stack.enter_context(mode)
         stack.enter_context(meter)
-        trace_of_steps = _traced(tracker, train(trainer, meter, trained, evaluated))
+        trace_of_steps = _trace_pauses(tracker, train(trainer, meter, trained, evaluated))
 
     allocator: dict[str, Any] = {}
     for technique in recipe.techniques:
@@ -129,29 +134,33 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False, ranks: Ranks |
         trace_of_steps,
         allocator=allocator,
         attention=attention.answers if attention else {},
-        facts=facts(trainer, counted, micro_batches, padded),
+        facts=trainer_facts(trainer, counted, micro_batches, padded),
     )
 
 
-def _traced(tracker: ShadowTracker, training: Iterator[None]) -> Trace:
-    """Until what follows can be foreseen."""
-    pauses: list[int] = []
+def _trace_pauses(tracker: ShadowTracker, training: Iterator[None]) -> Trace:
+    """Drive a training from pause to pause, and return its trace.
+
+    The training is left unfinished where the rest can be foreseen from the second step and the first evaluation.
+    """
+    pauses: list[int] = []  # readings of the event clock
     for _ in training:
         pauses.append(tracker.events)
-        if len(pauses) == FORESEEN:
+        if len(pauses) == PAUSES_BEFORE_FORESIGHT:
             evaluation = (pauses[0], pauses[1])
             step = (pauses[-2], pauses[-1])
-            whole = foreseen(tracker.trace(), evaluation, step)
+            whole = foresee(tracker.trace(), evaluation, step)
             if whole:
                 return whole
-        if len(pauses) <= FORESEEN:
+        # The fifth pause ends the last step, whose work the trace has: it is not reset any more.
+        if len(pauses) <= PAUSES_BEFORE_FORESIGHT:
             tracker.begin_step()
     return tracker.trace()
 
 
 @contextmanager
-def _naming_failures(tracker: ShadowTracker) -> Iterator[None]:
-    """Whatever fails in the shadow becomes an error that names the operation and the module."""
+def _name_failures(tracker: ShadowTracker) -> Iterator[None]:
+    """Turn whatever fails in the shadow into an error that names the operation and the module."""
     try:
         yield
     except WorkbenchError:
@@ -170,8 +179,11 @@ def _naming_failures(tracker: ShadowTracker) -> Iterator[None]:
 
 
 def refuse_offloading(gpu: Gpu | None, ranks: Ranks | None) -> None:
-    """Raises ConfigurationError for shards that wait on a GPU's host: the shadow's tensors are all on one device. And
-    for DeepSpeed's, which has never been made to take fake tensors."""
+    """Refuse shards that the shadow cannot hold.
+
+    Raises ConfigurationError: the shards wait on the GPU's host, and the shadow's tensors are all on one device; or
+    they are DeepSpeed's, which has never been made to take fake tensors.
+    """
     if ranks and (ranks.engine == "deepspeed" or (gpu and SHARDS[ranks.shard].get("offload"))):
         raise ConfigurationError(
             f"shard: the shadow cannot predict {ranks.shard}, which needs the emulated GPU. "
@@ -180,62 +192,66 @@ def refuse_offloading(gpu: Gpu | None, ranks: Ranks | None) -> None:
 
 
 def train(
-    trainer: SeamTrainer,
+    trainer: MeteredTrainer,
     meter: Meter,
     batches: list[Batch],
     held_out: Sequence[Batch] = (),
 ) -> Iterator[None]:
-    """The calls of `Trainer.train` that have to do with memory, in its order.
+    """Make the calls of `Trainer.train` that have to do with memory, in its order, pausing between them.
 
-    `tests/prediction/test_order_of_calls.py` holds it against the Trainer, whose own loop needs a device, values to log
-    and a data loader. Pauses at the beginning, and after each step and each evaluation.
+    `tests/prediction/test_order_of_calls.py` holds the order against the Trainer, whose own loop needs a device, values
+    to log and a data loader. The caller iterates over the pauses: one at the beginning, and one after each evaluation
+    and each step.
     """
     if trainer.neftune_noise_alpha is not None:
         activate_neftune(trainer.model, trainer.neftune_noise_alpha, trainer.accelerator)
     trainer.create_optimizer()
-    # the optimizer is where it belongs, and a rate that is a fake tensor cannot be copied
+    # The optimizer is not moved: it is on the device already, and a rate that is a fake tensor cannot be copied.
     model, trainer.optimizer = trainer.accelerator.prepare(
         trainer.model, trainer.optimizer, device_placement=[True, False]
     )
     trainer.model_wrapped = model
     trainer._tr_loss = torch.zeros((), device=DEVICE)
     model.zero_grad()
-    yield
+    yield  # before the first evaluation
     evaluate(trainer, meter, held_out)
-    yield from _steps(trainer, meter, batches)
-    yield
+    yield from _train_steps(trainer, meter, batches)  # pauses before each step
+    yield  # after the last step, before the second evaluation
     evaluate(trainer, meter, held_out)
-    yield
+    yield  # at the end
 
 
-def _steps(trainer: Any, meter: Meter, batches: list[Batch]) -> Iterator[None]:
-    """What each step leaves, its batch, loss and norm, is there until the next one makes it anew."""
+def _train_steps(trainer: Any, meter: Meter, batches: list[Batch]) -> Iterator[None]:
+    """Take STEPS steps, pausing before each. Its batch, loss and norm stay alive until the next step replaces them."""
     model = trainer.model_wrapped
     for _ in range(STEPS):
         yield
-        moved = map(_moved, batches)
+        moved = map(_move, batches)
         samples, items = trainer.get_batch_samples(moved, len(batches), DEVICE)
         trainer.current_gradient_accumulation_steps = len(samples)
         for index, inputs in enumerate(samples):
             last = index == len(samples) - 1
             if last or index < MICRO_BATCHES - 1:
-                # as the Trainer tells accelerate
+                # The Trainer tells accelerate in the same way which micro-batch is a step's last.
                 trainer.accelerator.gradient_state._set_sync_gradients(last)
                 loss = trainer.training_step(model, inputs, items)
                 trainer._tr_loss += loss
         limit = trainer.args.max_grad_norm
         if limit <= 0:
-            limit = math.inf  # the norm is for the log only
-        norm = None  # noqa: F841 - that of the step before is gone here
+            limit = math.inf  # nothing is clipped, and the norm is for the log only
+        norm = None  # noqa: F841 - frees the norm of the step before
         norm = trainer.accelerator.clip_grad_norm_(model.parameters(), limit)  # noqa: F841
         trainer.optimizer.step()
         model.zero_grad()
         meter.enter_phase(None)
-    del samples, inputs  # in this order
+    del samples, inputs  # the Trainer frees them in this order
 
 
-def evaluate(trainer: SeamTrainer, meter: Meter, batches: Sequence[Batch]) -> None:
-    """The Trainer's own loop. What it frees stays reserved, in segments that the steps after it have to live with."""
+def evaluate(trainer: MeteredTrainer, meter: Meter, batches: Sequence[Batch]) -> None:
+    """Run the Trainer's own loop of an evaluation.
+
+    What it frees stays reserved, in segments that the steps after it have to live with.
+    """
     if batches:
         with meter.phase(Phase.EVALUATION):
             loader = _Loader(batches, ahead=not cast("ShadowTracker", meter.tracker).cuda)
@@ -244,13 +260,17 @@ def evaluate(trainer: SeamTrainer, meter: Meter, batches: Sequence[Batch]) -> No
 
 @dataclass
 class _Loader:
-    """Each batch is there until the next one is, as with accelerate's loader; on the host it collates one `ahead`."""
+    """The loader of an evaluation. A batch stays alive until the next one exists, as with accelerate's.
+
+    Args:
+        ahead: whether it makes one batch more than was asked for, as accelerate's does where the host is the device.
+    """
 
     dataset: Sequence[Batch]
     ahead: bool
 
     def __iter__(self) -> Iterator[Batch]:
-        moved = map(_moved, self.dataset)
+        moved = map(_move, self.dataset)
         waiting: list[Batch] = []
         if self.ahead:
             waiting += islice(moved, 1)
@@ -260,10 +280,10 @@ class _Loader:
         yield from waiting
 
 
-def _batches(trainer: SeamTrainer, padding: bool) -> list[Batch]:
-    """The micro-batches of one step, as dataset and collator make them, on the host.
+def _batches(trainer: MeteredTrainer, padding: bool) -> list[Batch]:
+    """Return the micro-batches of one step on the host, as dataset and collator make them.
 
-    Where examples have unequal lengths, each batch has the longest: the peak of a run is that of such a batch.
+    Where examples have unequal lengths, each micro-batch has the longest: the peak of a run is that of such a batch.
     """
     size = trainer.args.per_device_train_batch_size
     count = trainer.args.gradient_accumulation_steps
@@ -272,14 +292,15 @@ def _batches(trainer: SeamTrainer, padding: bool) -> list[Batch]:
     longest = dataset[int(row_lengths(dataset).argmax())] if isinstance(dataset, Dataset) else next(others, None)
     collator = cast("Callable[..., Batch]", trainer.data_collator)
     if padding:
-        collator = partial(masked, collator)
+        collator = partial(add_mask, collator)
     return [collator([longest, *islice(others, size - 1)]) for _ in range(count)]
 
 
-def _moved(batch: Batch) -> Batch:
-    """As it comes to the device."""
+def _move(batch: Batch) -> Batch:
+    """Copy a batch, as moving it to another device would. All of the shadow's tensors are on one."""
     return {name: tensor.clone() for name, tensor in batch.items()}
 
 
 def _fake_batch(batch: Batch, mode: FakeTensorMode) -> Batch:
+    """Return a batch of fake tensors with the shapes and types of this one."""
     return {name: mode.from_tensor(tensor.to(DEVICE)) for name, tensor in batch.items()}

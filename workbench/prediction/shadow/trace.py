@@ -1,5 +1,7 @@
-"""What a shadow returns: of every storage of a step its size, when it began and ended, its category, who made it. And
-what it goes on with, foreseen: a third step is the second again, the evaluation after it the one before it."""
+"""The trace of a shadow: for every storage its size, when it began and ended, its category, and who made it.
+
+A trace can be made longer without tracing: a third step repeats the second, and the last evaluation the first.
+"""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,22 +14,28 @@ from workbench.gpus.catalogue import Gpu
 from workbench.measure.timeline import LIVES, TensorTimeline, live_bytes, phases_of
 from workbench.prediction.shadow.reductions import Reduction
 
-ALIKE = ("nbytes", "category", "maker")  # arrays of a trace: what a repeated storage has again
+REPEATED = ("nbytes", "category", "maker")  # arrays of a trace in which a repeated storage has the same entries again
+# Numbers of the categories in which a step's batch, loss and norm are.
 PASSING = list(map([*Category].index, (Category.ACTIVATIONS, Category.TEMPORARIES)))
-Column = NDArray[np.int64]  # a number for each storage, or for each event
-Events = tuple[int, int]  # from one reading of the clock up to another
+Column = NDArray[np.int64]  # (storages,) or (events,)
+Events = tuple[int, int]  # two readings of the event clock, the second one excluded
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Every allocation and free of a step, independent of any GPU's allocator. Equal to itself alone.
+    """Every allocation and free of a training, independent of any GPU's allocator. A trace is equal to itself alone.
 
-    Arrays have one entry per storage; `born` and `died` are readings of the event clock, one event a reading, and
-    `died` is -1 for what outlives the trace. Some sizes only the GPU knows, 0 here: `workspaces` are such storages, and
-    `shared` names the first of two.
-    `allocator` holds the allocator's settings that techniques change, `attention` each question that was asked in the
-    choice of a kernel and its answer, `work` what the last step asked of the device (`ShadowTracker.worked`), `facts`
-    the fields of a `Prediction` that are known from the assembled trainer.
+    Attributes:
+        nbytes, born, died, category, maker: an entry for each storage. `born` and `died` are readings of the event
+            clock, which has one event a reading; `died` is -1 for what outlives the trace. `category` and `maker` are
+            numbers, of `Category` and of `operations`.
+        phase_starts: readings of the clock, each with the phase that began there.
+        workspaces: the storages of cuBLAS, whose size the GPU decides: it is 0 here.
+        shared: the reductions whose scratch the GPU decides, each under the first of its two storages.
+        work: what the last step asked of the device (`ShadowTracker.work_so_far`).
+        allocator: the settings of the allocator that techniques change.
+        attention: each question that was asked to choose a kernel, and its answer.
+        facts: the fields of a `Prediction` that are known from the Trainer.
     """
 
     nbytes: Column
@@ -46,10 +54,11 @@ class Trace:
 
     @property
     def events(self) -> int:
+        """The number of allocations and frees."""
         return len(self.born) + int((self.died >= 0).sum())
 
     def sizes(self, gpu: Gpu | None) -> Column:
-        """The bytes of every storage on this GPU; without one, of tensors alone."""
+        """Return the bytes of every storage on this GPU, (storages,). None counts tensors alone, as a CPU has them."""
         sizes = self.nbytes.copy()
         if gpu is not None:
             sizes[list(self.workspaces)] = gpu.cublas_workspace_bytes
@@ -59,34 +68,42 @@ class Trace:
         return sizes
 
     def phases(self) -> tuple[Phase | None, ...]:
-        """The phase of every event."""
+        """Return the phase of every event."""
         return phases_of(self.events, self.phase_starts)
 
     def timeline(self, sizes: Column) -> TensorTimeline:
-        """Live bytes by category after every event, and each tensor's part in them."""
+        """Return live bytes by category after every event, and each tensor's part in them."""
         lives = {name: getattr(self, name) for name in LIVES} | {"nbytes": sizes}
         return TensorTimeline(live_bytes(lives, self.events), self.phases(), lives, self.operations)
 
 
-# ---- what is foreseen ----
+# ---- steps that are foreseen ----
 
 
-def foreseen(trace: Trace, evaluation: Events, step: Events) -> Trace | None:
-    """The trace with a step more, and an evaluation; None where what is there does not tell.
+def foresee(trace: Trace, evaluation: Events, step: Events) -> Trace | None:
+    """Return the trace with one step more and an evaluation at its end, or None where they cannot be foreseen.
 
-    It does if all that the step leaves alive takes the place of what it freed of the step before, and if nothing that
-    the evaluation made lives on but workspaces.
+    They can be if everything that the step leaves alive replaces something which it freed of the step before, and if of
+    the evaluation only workspaces live on.
+
+    Args:
+        evaluation: the events of the evaluation that is repeated.
+        step: the events of the step that is repeated.
     """
-    longer = _again(trace, step, ())
+    longer = _repeat(trace, step, ())
     if longer:
-        # when training is over, nobody holds the batch, the loss and the norm of the last step any longer
+        # After the training nobody holds the batch, the loss and the norm of the last step any longer.
         left = (longer.born >= trace.events) & (longer.died < 0) & np.isin(longer.category, PASSING)
         longer.died[left] = longer.events + np.arange(left.sum())
-    return longer and _again(longer, evaluation, trace.workspaces)
+    return longer and _repeat(longer, evaluation, trace.workspaces)
 
 
-def _again(trace: Trace, window: Events, once: tuple[int, ...]) -> Trace | None:
-    """With the events of the window once more, at the end. `once`: storages that are not made a second time."""
+def _repeat(trace: Trace, window: Events, once: tuple[int, ...]) -> Trace | None:
+    """Return the trace with the events of a window once more at its end, or None where they would not be the same.
+
+    Args:
+        once: storages of the window that are not made a second time.
+    """
     begin, end = window
     born = (trace.born >= begin) & (trace.born < end)
     born[list(once)] = False
@@ -95,9 +112,9 @@ def _again(trace: Trace, window: Events, once: tuple[int, ...]) -> Trace | None:
     taken = np.flatnonzero(freed & ~born)
     copied = np.flatnonzero(born)
     longer: dict[str, Any] = {}
-    for name in ALIKE:
+    for name in REPEATED:
         column = getattr(trace, name)
-        # the same sizes, for the same, from the same operations, in the same order
+        # Whatever is left must equal what it replaces: in sizes, categories and operations, and in their order.
         if not np.array_equal(column[left], column[taken]):
             return None
         longer[name] = np.append(column, column[copied])
@@ -111,7 +128,7 @@ def _again(trace: Trace, window: Events, once: tuple[int, ...]) -> Trace | None:
     starts: list[tuple[int, Phase | None]] = []
     for at, phase in trace.phase_starts:
         if at <= begin:
-            starts = [(int(later(begin)), phase)]  # the window begins within this phase
+            starts = [(int(later(begin)), phase)]  # the phase within which the window begins
         elif at <= end:
             starts.append((int(later(at)), phase))
     shared = dict(trace.shared)

@@ -1,4 +1,4 @@
-"""What predictions put in the place of techniques whose kernels cannot be traced: a file for each that has some.
+"""Stand-ins for techniques whose kernels cannot be traced, for predictions: a file for each technique that has some.
 
-They import torch, which techniques do only when they act. Nothing but the technique of that name knows its stand-in.
+The files import torch, which techniques do only when they act. A file is imported by the technique of its name alone.
 """

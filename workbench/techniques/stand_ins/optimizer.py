@@ -1,5 +1,6 @@
-"""What a prediction puts in the place of optimizers whose kernels cannot be traced, or that keep states in
-unified memory: the same bytes at the same moments, no arithmetic.
+"""Stand-ins for optimizers whose kernels cannot be traced, or that keep states in unified memory.
+
+They allocate the same bytes at the same moments, without arithmetic.
 
 The bytes are those of bitsandbytes 0.50 and FlashOptim 0.1.4, as each docstring names them; neither need be installed.
 """
@@ -11,23 +12,30 @@ from typing import Any
 
 import torch
 
-EIGHT_BIT_BLOCK = 256  # this and the next two: `Optimizer2State`
-EIGHT_BIT_MINIMUM = 4096
-EIGHT_BIT_VALUES = 256
-PAGED_MINIMUM = 100_000  # elements: `get_state_buffer`
+# The first three are constants of `Optimizer2State`; the last one stands in `get_state_buffer`.
+EIGHT_BIT_BLOCK = 256  # elements that share a scale
+EIGHT_BIT_MINIMUM = 4096  # elements; a smaller parameter has 32-bit states
+EIGHT_BIT_VALUES = 256  # entries of the table of values that 8 bits stand for
+PAGED_MINIMUM = 100_000  # elements; a smaller state is not paged
 
 
 # ---- bitsandbytes: states of 8 bits, or in unified memory ----
 
 
 def use_bitsandbytes(trainer: Any, bits: int, paged: bool) -> None:
-    """In place of the Trainer's way to bitsandbytes: AdamW with such states, but of 32 bits for embeddings."""
+    """Let the trainer use the stand-in for an AdamW of bitsandbytes'. Embeddings get 32-bit states, as the Trainer
+    asks.
+
+    Args:
+        bits: the size of a number in the states, 8 or 32.
+        paged: large states are in unified memory.
+    """
     trainer.optimizer_cls_and_kwargs = (LibrarysAdamW, {"bits": bits, "paged": paged})
     plain_create = trainer.create_optimizer
 
     def create_optimizer() -> Any:
         optimizer = plain_create()
-        # the Trainer asks this of no other: not of one for each parameter
+        # The Trainer asks only bitsandbytes' own optimizer for 32-bit states: not one that wraps it for each parameter.
         if isinstance(optimizer, LibrarysAdamW):
             for module in trainer.model.modules():
                 if isinstance(module, torch.nn.Embedding):
@@ -38,20 +46,18 @@ def use_bitsandbytes(trainer: Any, bits: int, paged: bool) -> None:
 
 
 class LibrarysAdamW(torch.optim.Optimizer):
-    """The bytes of `Optimizer2State.init_state`, made in the first step, for the parameters that are trained.
+    """An optimizer that allocates in its first step what `Optimizer2State.init_state` does, and computes nothing.
 
     The library's kernels change weights and states in place; besides, a gradient is made contiguous. Large states that
-    are paged take nothing of what PyTorch's allocator has.
+    are paged are outside of PyTorch's allocator.
     """
 
     def __init__(self, parameters: Any, bits: int, paged: bool) -> None:
         super().__init__(parameters, {})
         self.bits = bits
-        self.paged_from = math.inf
-        if paged:
-            self.paged_from = PAGED_MINIMUM
-        self.embeddings: set[int] = set()  # by id, those with 32-bit states
-        self.tables: dict[str, torch.Tensor] = {}
+        self.paged_from = PAGED_MINIMUM if paged else math.inf
+        self.embeddings: set[int] = set()  # ids of the parameters with 32-bit states
+        self.tables: dict[str, torch.Tensor] = {}  # shared by all parameters
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -63,16 +69,15 @@ class LibrarysAdamW(torch.optim.Optimizer):
                     parameter.grad = parameter.grad.contiguous()
 
     def new_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Allocate the state of a parameter: two averages, with scales where they are of 8 bits."""
         both = (1, 2)
-        here: tuple[int, ...] = ()
-        if parameter.numel() < self.paged_from:
-            here = both
+        on_device = both if parameter.numel() < self.paged_from else ()
         if self.bits == 32 or parameter.numel() < EIGHT_BIT_MINIMUM or id(parameter) in self.embeddings:
-            return {f"state{i}": torch.zeros_like(parameter, dtype=torch.float32) for i in here}
+            return {f"state{i}": torch.zeros_like(parameter, dtype=torch.float32) for i in on_device}
         blocks = math.ceil(parameter.numel() / EIGHT_BIT_BLOCK)
         for i in both:
             self.tables.setdefault(f"qmap{i}", torch.empty(EIGHT_BIT_VALUES, device=parameter.device))
-        state = {f"state{i}": torch.zeros_like(parameter, dtype=torch.uint8) for i in here}
+        state = {f"state{i}": torch.zeros_like(parameter, dtype=torch.uint8) for i in on_device}
         for i in both:
             state[f"absmax{i}"] = torch.zeros(blocks, device=parameter.device)
         return state | self.tables
@@ -82,7 +87,7 @@ class LibrarysAdamW(torch.optim.Optimizer):
 
 
 class FlashStates(LibrarysAdamW):
-    """What `flashoptim.FlashAdamW` allocates for bf16 weights (`_ensure_state_initialized`)."""
+    """An optimizer that allocates what `flashoptim.FlashAdamW` does for bf16 weights (`_ensure_state_initialized`)."""
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, **_: Any) -> None:
         super().__init__([{**group, "lr": lr} for group in groups], bits=8, paged=False)
@@ -101,7 +106,7 @@ class FlashStates(LibrarysAdamW):
 
 
 def read_code_tables() -> None:
-    """torchao reads the values that its codes stand for off tensors, once, which must not be fake ones."""
+    """Let torchao read the values that its codes stand for: it does so once, off tensors that must not be fake ones."""
     if find_spec("torchao") is None:
         return
     for bits in (4, 8):

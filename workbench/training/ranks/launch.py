@@ -1,4 +1,4 @@
-"""Starting the ranks of a run on this machine, and saying what became of them."""
+"""`run_on_ranks` starts the ranks of a run on this machine, and says what became of them."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from workbench.base.errors import ConfigurationError, UnavailableError, Workbenc
 from workbench.base.launch import Child, LostChildError, start
 from workbench.base.paths import check_writable, runs_folder
 from workbench.gpus.emulator import place
-from workbench.gpus.emulator.card import emulated_card
+from workbench.gpus.emulator.card import find_emulated_gpu
 from workbench.gpus.emulator.launch import INSIDE, environment
 from workbench.journal import store
 from workbench.journal.record import Record, Status, read_all
@@ -25,9 +25,11 @@ from workbench.training.ranks.run import run_as_rank
 from workbench.training.ranks.shards import ranks_for
 from workbench.training.world import refuse_several_ranks
 
-TERMINAL = 2  # standard error, to which the first rank writes; the others into files
-GRACE_S = 2.0  # for ranks to say themselves why they ended, once one of them has
-ENDING_S = 20.0  # for those that wait for another to write their record, once they are told to end
+TERMINAL = 2  # the first rank writes to standard error, and the others into files
+# Seconds for the other ranks to say themselves why they end, once one of them has ended.
+GRACE_S = 2.0
+# Seconds for ranks that wait for another one in vain to end their record, once they are told to.
+ENDING_S = 20.0
 
 
 def run_on_ranks(
@@ -65,7 +67,7 @@ def run_on_ranks(
     count = ranks_for(recipe, ranks, shard, **options).count
     variables: dict[str, str] = dict(os.environ)
     path: list[str] = []
-    card = emulated_card(device or "")
+    card = find_emulated_gpu(device or "")
     if card:
         variables = environment(card, count)
         path = [str(INSIDE), *place.python_path()]
@@ -99,7 +101,7 @@ def run_on_ranks(
         if other.owner.get("pid") == first_pid:
             record = other  # the newest
     if answers is None:
-        # Which rank hears of it first is chance: the others only lose that one.
+        # It is chance which rank ends first; the others lose it, and may have marked the run as killed.
         if record and record.status is Status.KILLED:
             replace(record, status=Status.INTERRUPTED, error="interrupted by the user").save(folder)
         raise KeyboardInterrupt
@@ -108,13 +110,13 @@ def run_on_ranks(
         if isinstance(answer, BaseException):
             failures[rank] = answer
     if failures:
-        raise explained_failure(failures, children, record)
+        raise choose_failure(failures, children, record)
     first: Record = answers[0]
     return first
 
 
 def variables_of_ranks(count: int) -> list[dict[str, str]]:
-    """What tells each rank in its environment which it is, so that they find each other."""
+    """Return the environment variables of each rank: which one it is, and where the ranks find each other."""
     shared = {
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
@@ -127,7 +129,7 @@ def variables_of_ranks(count: int) -> list[dict[str, str]]:
 
 
 def answers_of(children: Sequence[Child]) -> list[Any] | None:
-    """What each rank returns or raises, when all have ended; None if they were interrupted.
+    """Wait until all ranks have ended, and return what each returned or raised; None if they were interrupted.
 
     When one fails, the others wait for it in vain: they are told to end, and end their record.
     """
@@ -153,10 +155,15 @@ def answers_of(children: Sequence[Child]) -> list[Any] | None:
     return [future.exception() or future.result() for future in futures]
 
 
-def explained_failure(
+def choose_failure(
     failures: dict[int, BaseException], children: Sequence[Child], record: Record | None
 ) -> BaseException:
-    """What the first rank that knows has said; or the record; or how one ended that said nothing."""
+    """Return the error that says most: what a rank has said itself; or the record; or how the first rank ended that did
+    so by itself and without a word.
+
+    Args:
+        failures: what ranks raised, by their numbers.
+    """
     for error in failures.values():
         if isinstance(error, WorkbenchError) and not isinstance(error, LostChildError):
             return error

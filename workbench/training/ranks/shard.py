@@ -1,4 +1,4 @@
-"""Sharding with FSDP2, and the books of memory that grows and shrinks in place."""
+"""Sharding with FSDP2, and a tracker for storages that grow and shrink in place."""
 
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from workbench.base.categories import Category
-from workbench.base.patches.torch import operations_tried_unseen, storages_resized_by
+from workbench.base.patches.torch import hide_tried_operations, resize_storages_by
 from workbench.measure.allocators import parts
 from workbench.measure.tracker import Storage, StorageTracker
 from workbench.training.ranks.shards import SHARDS
@@ -21,9 +21,9 @@ from workbench.training.ranks.shards import SHARDS
 RESIZE = torch.UntypedStorage.resize_
 
 
-def fully_sharded(model: PreTrainedModel, shard: str, mesh: Any) -> PreTrainedModel:
-    """The model with FSDP2 around every transformer block and around the rest, as PyTorch's documentation of
-    `fully_shard` advises. Where a rank of the mesh is a GPU, its shards come there, a block at a time."""
+def shard_fully(model: PreTrainedModel, shard: str, mesh: Any) -> PreTrainedModel:
+    """Wrap every transformer block in FSDP2, and the rest of the model, as PyTorch's documentation of `fully_shard`
+    advises. Where a rank of the mesh is a GPU, its shards come there, a block at a time."""
     row = SHARDS[shard]
     settings = {"mesh": mesh, **row["settings"]}
     if row.get("offload") and mesh.device_type != "cpu":
@@ -36,35 +36,38 @@ def fully_sharded(model: PreTrainedModel, shard: str, mesh: Any) -> PreTrainedMo
 
 
 def mesh_of(device_kind: str, count: int) -> Any:
-    """All ranks in one row."""
+    """Return a mesh with all ranks in one row."""
     return init_device_mesh(device_kind, (count,))
 
 
-def whole(values: Any) -> Any:
-    """Nested values with every shard gathered, in host memory: all ranks must ask."""
+def gather_shards(values: Any) -> Any:
+    """Return nested values with every sharded tensor gathered, in host memory. All ranks must call it."""
     return tree_map_only(DTensor, lambda shard: shard.full_tensor().cpu(), values)
 
 
 class ResizableTracker(StorageTracker):
-    """Books storages that are emptied and filled again in place, as FSDP2 does with what it gathers; of a tensor that
-    is sharded, what lies on this rank. Whole fake ones, on which DTensor tries its operations, are not there."""
+    """A tracker for storages that are emptied and filled again in place, as FSDP2 does with what it gathers.
+
+    It books a sharded tensor's part that lies on this rank, and not the whole fake tensors on which DTensor tries its
+    operations.
+    """
 
     def __enter__(self) -> Any:
         self._patches = ExitStack()
-        self._patches.enter_context(storages_resized_by(self._resized))
-        self._patches.enter_context(operations_tried_unseen())
+        self._patches.enter_context(resize_storages_by(self._resize))
+        self._patches.enter_context(hide_tried_operations())
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._patches.close()
 
-    def _resized(self, storage: torch.UntypedStorage, size: int) -> Any:
+    def _resize(self, storage: torch.UntypedStorage, size: int) -> Any:
         before = self._alive.get(storage._cdata)
         if before is not None and size != before.nbytes:
             self._bury(storage._cdata, before)
         result = RESIZE(storage, size)
-        # where a fake tensor has its storage
+        # A fake tensor has its storage on the meta device.
         if size and storage.device.type in (self.device_type, "meta"):
             self._book(torch.empty(0, dtype=torch.uint8, device=self.device_type).set_(storage))
         return result
@@ -80,8 +83,8 @@ class ResizableTracker(StorageTracker):
         super().label(plain, category)
 
 
-def gathered(model: torch.nn.Module) -> list[torch.Tensor]:
-    """The weights that are whole on this rank at the moment."""
+def find_gathered_weights(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Return the weights that are whole on this rank at the moment, under FSDP2."""
     weights: list[torch.Tensor] = []
     for module in model.modules():
         if isinstance(module, FSDPModule):

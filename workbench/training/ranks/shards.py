@@ -1,4 +1,4 @@
-"""So many ranks, and what each of them keeps of the model: what can be said before any of them begins."""
+"""The number of ranks, and what each keeps of the model: all that can be checked before any of them is started."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,17 +6,21 @@ from importlib.util import find_spec
 from typing import Any
 
 from workbench.base.errors import ConfigurationError, UnavailableError
-from workbench.base.paths import beside
-from workbench.base.settings import unknown
+from workbench.base.paths import read_beside
+from workbench.base.settings import unknown_name_error
 from workbench.recipe import Recipe
 
-SHARDS: Mapping[str, Any] = beside(__file__, "shards.toml")
-MOST = 1024  # ranks: of one training that is predicted
+SHARDS: Mapping[str, Any] = read_beside(__file__, "shards.toml")
+MOST_RANKS = 1024  # a prediction takes any number up to it
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """So many processes, and what each of them keeps of the model.
+    """A number of processes, and what each of them keeps of the model.
+
+    Attributes:
+        count: how many there are.
+        shard: what each keeps, a name of `shards.toml`.
 
     Raises:
         ConfigurationError: no such number, or no such way to shard.
@@ -26,10 +30,10 @@ class Ranks:
     shard: str = "none"
 
     def __post_init__(self) -> None:
-        if type(self.count) is not int or not 1 <= self.count <= MOST:
-            raise ConfigurationError(f"ranks: {self.count!r:.90} is not a number from 1 to {MOST:,}.")
+        if type(self.count) is not int or not 1 <= self.count <= MOST_RANKS:
+            raise ConfigurationError(f"ranks: {self.count!r:.90} is not a number from 1 to {MOST_RANKS:,}.")
         if self.shard not in SHARDS:
-            raise unknown("shard: there is no", self.shard, SHARDS)
+            raise unknown_name_error("shard: there is no", self.shard, SHARDS)
 
     @property
     def engine(self) -> str:
@@ -37,8 +41,9 @@ class Ranks:
 
     @property
     def highest(self) -> int:
-        """The rank that needs most. Where weights are whole and gradients cut, it is the last: those of the last layers
-        come first, beside most activations."""
+        """The rank that needs most memory. Where weights are whole and gradients sharded, it is the last: its
+        gradients, those of the last layers, come first in the backward pass, when most activations are still
+        there."""
         if SHARDS[self.shard].get("last_is_highest"):
             return self.count - 1
         return 0
@@ -51,17 +56,17 @@ class Ranks:
         resume: bool = False,
         **_: Any,
     ) -> None:
-        """What a run on these ranks cannot do is refused, with the cure.
+        """Refuse what a run on these ranks cannot do.
 
         Raises:
             ConfigurationError: a batch that the ranks cannot share, a technique that cannot be sharded, or checkpoints.
         """
-        shared(recipe.training_arguments(), self.count)
+        split_batch(recipe.training_arguments(), self.count)
         for technique in recipe.techniques:
             refused = f"ranks: {technique.name} cannot be used here"
-            if technique.alone:
-                raise ConfigurationError(f"{refused}: {technique.alone}. Leave it out.")
-            for name, reason in technique.unsharded.items():
+            if technique.why_not_on_ranks:
+                raise ConfigurationError(f"{refused}: {technique.why_not_on_ranks}. Leave it out.")
+            for name, reason in technique.why_not_on_shards.items():
                 if name == self.engine or self.shard.startswith(name):
                     raise ConfigurationError(f"{refused}: {reason}. Take --shard none, or leave it out.")
         if resume or checkpoint_every is not None:
@@ -73,7 +78,7 @@ class Ranks:
 
 
 def ranks_for(recipe: Recipe, count: int | None, shard: str, **options: Any) -> Ranks:
-    """So many ranks on this machine, on which the recipe can be run with these options of a run.
+    """Return ranks on this machine that can run a recipe, with these options of a run.
 
     Raises:
         ConfigurationError: nothing says how many there are, or as `Ranks` and its `check`.
@@ -88,8 +93,14 @@ def ranks_for(recipe: Recipe, count: int | None, shard: str, **options: Any) -> 
     return ranks
 
 
-def shared(arguments: Mapping[str, Any], count: int) -> tuple[int, int]:
-    """Of one rank the sequences of a micro-batch, no more than one process has, and the micro-batches of a step.
+def split_batch(arguments: Mapping[str, Any], count: int) -> tuple[int, int]:
+    """Return a rank's (sequences of a micro-batch, micro-batches of a step).
+
+    A micro-batch has no more sequences than that of one process alone.
+
+    Args:
+        arguments: those of `TrainingArguments` for one process.
+        count: how many ranks share the batch.
 
     Raises:
         ConfigurationError: the ranks do not divide the batch.

@@ -1,4 +1,4 @@
-"""The Trainer on one of several ranks: its part of the batch, and DDP or shards."""
+"""The Trainer on one of several ranks: it trains on its part of the batch, with DDP or shards."""
 
 import weakref
 from typing import Any, cast
@@ -10,13 +10,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from workbench.base.categories import Category
-from workbench.base.patches import replaced
-from workbench.base.patches.accelerate import all_batches_for_every_rank, nothing_gathered, prepare_models_with
-from workbench.training.ranks.shards import shared
-from workbench.training.trainer import SeamTrainer
+from workbench.base.patches import replace_attribute
+from workbench.base.patches.accelerate import gather_nothing, give_every_rank_all_batches, prepare_models_with
+from workbench.training.ranks.shards import split_batch
+from workbench.training.trainer import MeteredTrainer
 
 
-class RankTrainer(SeamTrainer):
+class RankTrainer(MeteredTrainer):
     """The Trainer of one rank. The process group decides how many there are; a model with shards is left as it is, any
     other is wrapped in DistributedDataParallel.
 
@@ -25,46 +25,48 @@ class RankTrainer(SeamTrainer):
     """
 
     def __init__(self, *, model: Any, args: Any, **kwargs: Any) -> None:
-        micro_batch, micro_batches = shared(vars(args), dist.get_world_size())
+        micro_batch, micro_batches = split_batch(vars(args), dist.get_world_size())
         args.per_device_train_batch_size = micro_batch
         args.gradient_accumulation_steps = micro_batches
-        # or the logits of an evaluation would be those of all ranks' batches, on each of them
+        # Every rank has all batches of an evaluation: one of the full size would make as many logits on each.
         args.per_device_eval_batch_size = min(args.per_device_eval_batch_size, micro_batch)
         self.sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
         super().__init__(model=model, args=self.arguments_for_engine(args), **kwargs)
-        self._prepare_model = prepare_models_with(self.accelerator, self._prepared)
+        self._prepare_model = prepare_models_with(self.accelerator, self._wrap_model_in_ddp)
 
     def arguments_for_engine(self, args: Any) -> Any:
-        """`TrainingArguments`, with what an engine wants to be told through them."""
+        """Return the `TrainingArguments`, changed as an engine needs them."""
         return args
 
-    def _prepared(self, model: Any, evaluation_mode: bool = False, **_: Any) -> Any:
+    def _wrap_model_in_ddp(self, model: Any, evaluation_mode: bool = False, **_: Any) -> Any:
         prepared = self._prepare_model(model, device_placement=False, evaluation_mode=True)
         if self.sharded or evaluation_mode:
             return prepared
         wrapped = DistributedDataParallel(prepared)
-        wrapped.register_comm_hook(self._meter, added_up)
+        wrapped.register_comm_hook(self._meter, average_bucket)
         return wrapped
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
-        """It is there, or waits on the host."""
+        """Leave the model where it is: on the device, or on the host if its shards wait there."""
 
     def get_eval_dataloader(self, *args: Any) -> DataLoader[Any]:
-        with all_batches_for_every_rank(self.accelerator, self.args.device):
+        with give_every_rank_all_batches(self.accelerator, self.args.device):
             return super().get_eval_dataloader(*args)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """As one process would: every rank has all batches, so nothing is gathered, nor averaged over ranks."""
-        with replaced(self.args, "average_tokens_across_devices", False), nothing_gathered(self.accelerator):
+        """Evaluate as one process would: every rank has all batches, so nothing is gathered, nor averaged over
+        ranks."""
+        with replace_attribute(self.args, "average_tokens_across_devices", False), gather_nothing(self.accelerator):
             return super().evaluation_loop(*args, **kwargs)
 
 
-def added_up(meter: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-    """What DDP does with a bucket of gradients anyway; the meter is told what the bucket is for."""
+def average_bucket(meter: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    """Average a bucket of gradients over the ranks, as DDP does by default, and tell the meter what the bucket is
+    for."""
     buffer = bucket.buffer()
     meter.buckets[bucket.index()] = weakref.ref(buffer)
     meter.tracker.label([buffer], Category.GRADIENTS)
     adding: Any = dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)
-    # a fake process group promises nothing better
+    # The future's own value is not used: that of a fake process group, in a prediction, is not the buffer.
     sent = adding.get_future().then(lambda _: buffer)
     return cast("torch.futures.Future[torch.Tensor]", sent)

@@ -1,4 +1,4 @@
-"""The ranks of a run in their processes: they come together, and tell each other."""
+"""The process group of a run's ranks: how they find each other, and exchange objects."""
 
 import os
 from collections.abc import Callable
@@ -9,17 +9,18 @@ import torch
 import torch.distributed as dist
 
 from workbench.base.device import Device
-from workbench.base.errors import explained
+from workbench.base.errors import explain_errors
 from workbench.training.world import World
 
-JOIN_S = 300.0  # how long ranks wait for each other at the beginning
-GPUS = "cpu:gloo,cuda:nccl"  # what carries their messages
-HOSTS = "gloo"
-Given = TypeVar("Given")
+JOIN_S = 300.0  # seconds for which ranks wait for each other at the beginning
+# The backends of the process group, with GPUs and without.
+GPU_BACKENDS = "cpu:gloo,cuda:nccl"
+CPU_BACKEND = "gloo"
+Value = TypeVar("Value")
 
 
 def join(device: str | None, shard: str) -> World:
-    """This process as one of several ranks: it waits for the others, and sees its own GPU.
+    """Wait for the other ranks, and return the world with this process as one of them. It uses a GPU of its own.
 
     Raises:
         ConfigurationError: not all came in time, or the port is taken.
@@ -28,19 +29,19 @@ def join(device: str | None, shard: str) -> World:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     world = World(Device.find(device), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), shard)
     if world.device.kind == "cpu":
-        # not cpu:0, another device, to which every batch would be copied
+        # accelerate would take `cpu:0`, another device to PyTorch, and copy every batch.
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     if not dist.is_initialized():
-        with explained(f"ranks: rank {world.rank} did not find all others within {JOIN_S:g} s", "Start the run again."):
-            backend = HOSTS
-            if world.device.kind == "cuda":
-                backend = GPUS
+        with explain_errors(
+            f"ranks: rank {world.rank} did not find all others within {JOIN_S:g} s", "Start the run again."
+        ):
+            backend = GPU_BACKENDS if world.device.kind == "cuda" else CPU_BACKEND
             dist.init_process_group(backend, timeout=timedelta(seconds=JOIN_S))
     return world
 
 
-def from_first(make: Callable[[], Given]) -> Given:
-    """What the first rank makes, on all of them; or what it raises."""
+def broadcast_from_first(make: Callable[[], Value]) -> Value:
+    """Return on all ranks what the function returns on the first one, or raise what it raises there."""
     answer: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
@@ -50,11 +51,11 @@ def from_first(make: Callable[[], Given]) -> Given:
     dist.broadcast_object_list(answer, src=0)
     if answer[1] is not None:
         raise answer[1]
-    return cast("Given", answer[0])
+    return cast("Value", answer[0])
 
 
-def from_all(part: Given) -> list[Given]:
-    """What every rank has, in their order."""
+def gather_from_all(part: Value) -> list[Value]:
+    """Return what each rank has handed in, in their order, on all of them."""
     parts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(parts, part)
     return parts

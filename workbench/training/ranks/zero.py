@@ -1,6 +1,6 @@
 """Sharding with DeepSpeed's ZeRO: the Trainer of a rank whose engine it is, through the Trainer's own `deepspeed=`.
 
-Three things stay by hand. Mixed precision: the Trainer's `bf16=True` means weights in bf16 to DeepSpeed, which is
+Three things are done by hand. Mixed precision: the Trainer's `bf16=True` means weights in bf16 to DeepSpeed, which is
 another recipe, so its configuration asks for autocast instead. Kernels: it would compile some of its own for minutes
 (`workbench.base.patches.deepspeed`). The meter: the engine adds up, clips and steps within the backward pass, where no
 phase of the Trainer begins, and keeps gradients and weights of its own, which only it can show.
@@ -19,28 +19,29 @@ from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from workbench.base.categories import Category, Phase
-from workbench.base.device import emulated
+from workbench.base.device import current_emulated_gpu
 from workbench.base.patches import deepspeed as patches
 from workbench.training.ranks.shards import SHARDS
 from workbench.training.ranks.trainer import RankTrainer
 
 AUTO = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 BF16 = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
-ENGINES: list[Any] = []  # of this process, until they are forgotten
+ENGINES: list[Any] = []  # DeepSpeed's engines in this process that are still open
 
 
 def set_accelerator(device_kind: str) -> None:
-    """DeepSpeed for this kind of device."""
-    patches.on_device(device_kind)
-    if emulated():
+    """Tell DeepSpeed which kind of device it trains on."""
+    patches.prepare_for_device(device_kind)
+    if current_emulated_gpu():
         patches.believe_own_lists()
 
 
 def configuration(shard: str, bf16: bool) -> dict[str, Any]:
-    """DeepSpeed's, as `TrainingArguments(deepspeed=…)` takes it; the Trainer fills in what is "auto".
+    """Return DeepSpeed's configuration, as `TrainingArguments(deepspeed=…)` takes it: the Trainer fills in what is
+    "auto".
 
     Args:
-        bf16: compute in it, by autocast as one process does: weights stay in fp32, and so do messages.
+        bf16: compute in it, by autocast as one process does: weights stay in fp32, and so do messages between ranks.
     """
     settings = {**dict.fromkeys(AUTO, "auto"), **deepcopy(SHARDS[shard]["settings"])}
     if bf16:
@@ -48,9 +49,9 @@ def configuration(shard: str, bf16: bool) -> dict[str, Any]:
     return settings
 
 
-def partitioned(model: PreTrainedModel, shard: str) -> PreTrainedModel:
-    """The model with each parameter cut among the ranks, one after the other: no GPU ever has all of it. Of a stage
-    that leaves weights whole, the model as it is."""
+def partition(model: PreTrainedModel, shard: str) -> PreTrainedModel:
+    """Cut the parameters among the ranks, one after the other, so that no GPU ever has all of the model. Stages before
+    the third leave weights whole: the model stays as it is."""
     import deepspeed
 
     stage = SHARDS[shard]["settings"]["zero_optimization"]
@@ -61,11 +62,11 @@ def partitioned(model: PreTrainedModel, shard: str) -> PreTrainedModel:
     return model
 
 
-def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The state of a model in host memory, every parameter of it whole: all ranks must ask."""
+def gather_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the state of a model in host memory, with every parameter whole. All ranks must call it."""
     import deepspeed
 
-    let_go()
+    release_gathered()
     weights = {}
     for name, value in model.state_dict(keep_vars=True).items():
         with deepspeed.zero.GatheredParameters([value]):
@@ -73,16 +74,17 @@ def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return weights
 
 
-def let_go() -> None:
-    """Of the weights that an engine has gathered, or begun to gather for the next layer: all ranks must."""
+def release_gathered() -> None:
+    """Release the weights that an engine has gathered, or begun to gather for the next layer. All ranks must call
+    it."""
     for engine in ENGINES:
         engine.empty_partition_cache()
 
 
-def forget() -> None:
-    """The engines of this process."""
+def close_engines() -> None:
+    """Take the engines of this process apart, so that the next run finds none."""
     while ENGINES:
-        patches.take_apart(ENGINES.pop())
+        patches.free_engine(ENGINES.pop())
 
 
 class ZeroTrainer(RankTrainer):
@@ -95,9 +97,10 @@ class ZeroTrainer(RankTrainer):
     def __init__(self, *, shard: str, **kwargs: Any) -> None:
         self.shard = shard
         super().__init__(**kwargs)
-        # accelerate's note to itself; the next run is another's
+        # accelerate has noted here that it uses DeepSpeed, which the next run of this process may not.
         os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
-        unset_hf_deepspeed_config()  # or transformers would cut what is loaded from now on
+        # While transformers has this configuration, it partitions every model that it loads.
+        unset_hf_deepspeed_config()
 
     def arguments_for_engine(self, args: Any) -> Any:
         if args.bf16:
@@ -110,13 +113,15 @@ class ZeroTrainer(RankTrainer):
         ENGINES.append(engine)
         meter: Any = self._meter
         meter.others = partial(tensors_of, engine.optimizer)
-        patches.tell_of_steps(engine, partial(meter.enter_phase, Phase.OPTIMIZER_STEP), meter.label_now)
+        patches.hook_steps(engine, partial(meter.enter_phase, Phase.OPTIMIZER_STEP), meter.label_now)
         return prepared
 
 
 def tensors_of(optimizer: Any) -> dict[Category, list[torch.Tensor]]:
-    """What DeepSpeed's optimizer has beside the model: the weights that it steps, and gradients on their way there."""
-    # This rank's part of the weights, in one flat tensor for each group of parameters: of stage 3, and of stage 2.
+    """Return what DeepSpeed's optimizer has beside the model: the weights that it steps, and gradients on their way
+    there."""
+    # These are the rank's part of the weights, one flat tensor for each group of parameters: of stage 3, else of
+    # stage 2.
     masters = getattr(optimizer, "fp32_partitioned_groups_flat", None)
     if masters is None:
         masters = optimizer.single_partition_of_fp32_groups
@@ -129,7 +134,7 @@ def tensors_of(optimizer: Any) -> dict[Category, list[torch.Tensor]]:
 
 
 def trainer_of(shard: str) -> Callable[..., RankTrainer]:
-    """What makes the Trainer of a rank."""
+    """Return what makes the Trainer of a rank, for a way to shard."""
     if SHARDS[shard]["engine"] == "deepspeed":
         return partial(ZeroTrainer, shard=shard)
     return RankTrainer

@@ -1,7 +1,7 @@
-"""What PyTorch's memory history tells: who held most at the peak, what grows from step to step, what was reserved.
+"""The evaluation of PyTorch's memory history: who held most at the peak, what grows with each step, what was reserved.
 
-A history is what `torch.cuda.memory._snapshot()` returns, from an emulated card or from a real one: plain lists and
-dicts. Nothing here needs PyTorch, or the workbench.
+A history is a part of what `torch.cuda.memory._snapshot()` returns, from an emulated GPU or from a real one: plain
+lists and dicts. This file needs neither PyTorch nor the workbench.
 """
 
 from __future__ import annotations
@@ -11,30 +11,31 @@ import re
 from collections import Counter
 from typing import Any
 
-CHANGE = {"free_completed": 1, "alloc": -1}  # of the bytes in use, going back
-# of the bytes reserved
+CHANGE = {"free_completed": 1, "alloc": -1}  # the sign by which bytes in use change at an event, read backwards
+# The sign by which reserved bytes change at an event.
 SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-LINES = 10
+LINES = 10  # lines of the program that a report has, the largest
 LEAST_GROWTH = 100_000  # bytes a step: less is a counter, or a loss without its graph
-LEAST_STEPS = 4
-MOST_STEPS = 50
-# files that torch.compile writes, wherever TORCHINDUCTOR_CACHE_DIR puts them
+LEAST_STEPS = 4  # the number of steps that growth must last to be reported
+MOST_STEPS = 50  # the number of steps that are compared, the last ones
+# torch.compile writes files of such names, wherever TORCHINDUCTOR_CACHE_DIR puts them.
 COMPILED = re.compile(r"[/\\]torchinductor_|[/\\](?P<two>\w\w)[/\\]c(?P=two)\w{48,}\.py$")
-# not the program's own: installed packages, Python's, PyTorch's in the emulator's place, and generated code
+# These files are not the program's own: installed packages, Python's, PyTorch's in the emulator's cache, this folder's,
+# and generated code.
 LIBRARY = re.compile(
     r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]|[/\\]torch-[\w.]+-python3\.\d+[/\\]"
     rf"|[/\\]emulator[/\\]inside[/\\]|^<frozen|^<eval_with_key>|^/build/|{COMPILED.pattern}"
 )
 OURS = re.compile(r"[/\\]emulator[/\\]inside[/\\]")
-# frames of C++, of which most snapshots have some
+# These are files of C++, of which most snapshots have frames.
 NATIVE = re.compile(r"^(\?\?)?$|\.(c|cc|cpp|cu|h|hpp|cuh)$")
 
 
-def living(snapshot: Any, index: int) -> dict[int, dict[str, Any]]:
-    """Each block in use at the end, by address: its `size` as it was asked for, and the `frames` of who did.
+def find_blocks_in_use(snapshot: Any, index: int) -> dict[int, dict[str, Any]]:
+    """Return each block in use at the end, by address: the `size` that was asked for, and the `frames` of who asked.
 
-    PyTorch writes a block from before the history without frames, like one of the backward pass's threads, whose
-    request stands in the history.
+    Frames are None for a block from before the history. PyTorch also writes none for a block that a thread of the
+    backward pass has asked for; that request stands in the history.
     """
     blocks_in_use = {}
     for segment in snapshot["segments"]:
@@ -44,23 +45,24 @@ def living(snapshot: Any, index: int) -> dict[int, dict[str, Any]]:
                 if block["state"] == "active_allocated":
                     size = block.get("requested_size", block["size"])
                     blocks_in_use[block.get("address", address)] = {"size": size, "frames": block.get("frames") or None}
-                # before PyTorch 2.2 blocks had no addresses: they follow one another
+                # Before PyTorch 2.2 blocks had no addresses; they follow one another.
                 address += block["size"]
     return blocks_in_use
 
 
-def alive_at_the_peak(trace: Any, blocks_in_use: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Back from the end, to find the instant of the peak that the history still holds.
+def find_blocks_at_peak(trace: Any, blocks_in_use: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Find the instant of the highest usage that the history still holds, and return the blocks alive then.
+
+    The usage is known at the end, so that the history is read backwards.
 
     Returns:
-        The blocks alive there: the `size` of each, and the `frames` of who allocated it; None where the history
-        begins later.
+        The `size` of each block, and the `frames` of who allocated it; None for a block from before the history.
     """
-    # from the end of the history to its beginning
+    # `usage` lists the bytes in use from the end of the history to its beginning.
     usage = [sum(block["size"] for block in blocks_in_use.values())]
     for event in reversed(trace):
         usage.append(usage[-1] + CHANGE.get(event["action"], 0) * event.get("size", 0))
-    instant = len(trace) - usage.index(max(usage))  # of several, the last in time
+    instant = len(trace) - usage.index(max(usage))  # if several are equal, `index` finds the last in time
     alive = dict(blocks_in_use)
     for event in reversed(trace[instant:]):
         if event["action"] == "alloc":
@@ -73,22 +75,25 @@ def alive_at_the_peak(trace: Any, blocks_in_use: dict[int, dict[str, Any]]) -> l
     return list(alive.values())
 
 
-def at_the_peak(trace: Any, blocks_in_use: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """Who held the bytes of the peak, by line."""
+def report_peak(trace: Any, blocks_in_use: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """Report who held the bytes of the peak: the largest `lines`, and the sum of all, `peak_in_history_bytes`."""
     lines = Counter[str]()
-    for block in alive_at_the_peak(trace, blocks_in_use):
+    for block in find_blocks_at_peak(trace, blocks_in_use):
         lines[program_line(block["frames"])] += block["size"]
     most = [{"line": line, "bytes": size} for line, size in lines.most_common(LINES)]
     return {"lines": most, "peak_in_history_bytes": sum(lines.values())}
 
 
-def growth(trace: Any, marks: list[int]) -> dict[str, Any] | None:
-    """What grows from mark to mark, each the microsecond at which a step ended; None where nothing does.
+def report_growth(trace: Any, marks: list[int]) -> dict[str, Any] | None:
+    """Report the lines that hold more bytes from mark to mark; None if nothing grows.
 
-    A line counts whose bytes in use never shrink from one mark to the next, and rise at half of them at least.
+    A line grows if its bytes in use never shrink from one mark to the next, and rise at half of them at least.
+
+    Args:
+        marks: the microseconds at which steps ended.
     """
     first = trace[0].get("time_us") if trace else None
-    if first is None:  # before PyTorch 2.2 a history knows no time
+    if first is None:  # before PyTorch 2.2 a history has no times
         return None
     marks = [mark for mark in marks if mark >= first][-MOST_STEPS:]
     if len(marks) < LEAST_STEPS:
@@ -109,12 +114,12 @@ def growth(trace: Any, marks: list[int]) -> dict[str, Any] | None:
 
 
 def changes(amounts: list[int]) -> list[int]:
-    """From each amount to the next."""
+    """Return the differences from each amount to the next."""
     return [amounts[number + 1] - amounts[number] for number in range(len(amounts) - 1)]
 
 
 def _bytes_by_line(trace: Any, marks: list[int]) -> list[Counter[str]]:
-    """At each mark, the bytes in use that were allocated since the history's beginning, by line."""
+    """Return for each mark the bytes in use that were allocated since the history's beginning, by line."""
     blocks: dict[int, tuple[str, int]] = {}
     now = Counter[str]()
     at_marks = []
@@ -133,23 +138,24 @@ def _bytes_by_line(trace: Any, marks: list[int]) -> list[Counter[str]]:
     return [*at_marks, *(now.copy() for _ in waiting)]
 
 
-def reserved_after_refusals(trace: Any, snapshot: Any, index: int) -> int | None:
-    """The most that was reserved since the program, refused for the last time, asked the card for memory again.
+def most_reserved_after_refusals(trace: Any, snapshot: Any, index: int) -> int | None:
+    """Return the most bytes that a card reserved after the last refusal, from the next request that it granted on.
 
-    What it had held by then is what did not fit. None where nothing was refused, as far as the history goes back.
+    What was reserved at the refusal itself did not fit, and does not count. If no request was granted afterwards, it is
+    what was reserved at the end. None if the history has no refusal.
     """
-    since: list[int] | None = None  # changes of what is reserved
+    changes_since: list[int] | None = None  # changes of the reserved bytes since the last refusal
     for event in trace:
         if event["action"] == "oom":
-            since = []
-        elif since is not None:
-            since.append(SEGMENTS.get(event["action"], 0) * event["size"])
-    if since is None:
+            changes_since = []
+        elif changes_since is not None:
+            changes_since.append(SEGMENTS.get(event["action"], 0) * event["size"])
+    if changes_since is None:
         return None
     at_the_end = sum(segment["total_size"] for segment in snapshot["segments"] if segment["device"] == index)
-    reserved = at_the_end - sum(since)
+    reserved = at_the_end - sum(changes_since)
     most = 0
-    for change in since:
+    for change in changes_since:
         reserved += change
         if change > 0 or most:
             most = max(most, reserved)
@@ -157,7 +163,7 @@ def reserved_after_refusals(trace: Any, snapshot: Any, index: int) -> int | None
 
 
 def program_line(frames: Any) -> str:
-    """The innermost line of the program itself; of a library's, where none is the program's."""
+    """Return the program's own innermost line, as `file:line in function`; if there is none, a library's innermost."""
     if frames is None:
         return "before the history begins"
     frames = [frame for frame in frames if not NATIVE.search(frame["filename"])]

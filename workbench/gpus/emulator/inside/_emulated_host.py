@@ -1,7 +1,8 @@
-"""First values that nobody reads: a model that is built on the host takes no real memory for them.
+"""Models on the host without real memory: nobody reads their first values, so that these need not be drawn.
 
-A program draws the weights of its model on the host, and copies them to the card, which computes nothing here. Of a
-large tensor they are zeros, whose pages Linux gives only to who writes them: 27 GB then take no memory, and no time.
+A program draws the weights of its model on the host, and copies them to the card, which computes nothing here. A large
+tensor gets zeros instead: Linux gives such a page memory only when it is written to. 27 GB then take no memory and no
+time.
 """
 
 from __future__ import annotations
@@ -11,35 +12,36 @@ import functools
 import mmap
 from typing import Any
 
-LARGE = 16 * 2**20  # bytes: smaller ones are drawn, as a program may look at them
-DONTNEED = 4  # of Linux's madvise: these pages read zero from now on
+LARGE = 16 * 2**20  # bytes: smaller tensors are drawn, since a program may look at them
+DONTNEED = 4  # the advice of Linux's madvise after which pages have no memory, and read zero
 libc = ctypes.CDLL(None)
 
 
 def draw_no_large_tensors(torch: Any) -> None:
-    """From now on, a large tensor of the host is filled with zeros where PyTorch would draw random numbers."""
+    """Replace PyTorch's functions that draw random numbers, so that a large tensor of the host gets zeros."""
     draws = [(torch.Tensor, "normal_"), (torch.Tensor, "uniform_")]
-    # these compute with what they drew
+    # These two compute with the numbers that they draw, which would write to all pages.
     draws += [(torch.nn.init, "trunc_normal_"), (torch.nn.init, "orthogonal_")]
     for owner, name in draws:
-        setattr(owner, name, _undrawn_if_large(torch, getattr(owner, name)))
+        setattr(owner, name, _draw_small_tensors(torch, getattr(owner, name)))
 
 
-def _undrawn_if_large(torch: Any, draw: Any) -> Any:
-    plain = (torch.Tensor, torch.nn.Parameter)  # others, as fake ones, may have no memory
+def _draw_small_tensors(torch: Any, draw: Any) -> Any:
+    plain = (torch.Tensor, torch.nn.Parameter)  # other classes, such as fake tensors, may have no memory
 
     @functools.wraps(draw)
-    def drawn(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    def draw_or_zero(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         is_large = type(tensor) in plain and tensor.device.type == "cpu" and tensor.nbytes >= LARGE
         if not is_large or not tensor.is_contiguous():
             return draw(tensor, *args, **kwargs)
         _zero(tensor.data_ptr(), tensor.nbytes)
         return tensor
 
-    return drawn
+    return draw_or_zero
 
 
 def _zero(address: int, size: int) -> None:
+    """Fill memory with zeros: whole pages are given back to Linux, and the ends are written."""
     end = address + size
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     last = end // mmap.PAGESIZE * mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""Changes of modules, made as soon as a program imports them: whoever imports them before takes decisions from it."""
+"""Changes of modules as soon as a program imports them: an import before the program's own might change the program."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import Any
 
 
 class WatchImports(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Calls a function of `watched` with the module of that name when it has been imported, and one of `before` with
-    where it was found."""
+    """A finder and loader that calls functions at the imports of some modules.
+
+    Args:
+        watched: functions by the name of a module: each is called with the module when it has been imported.
+        before: functions by the name of a module: each is called with the module's spec before the import.
+    """
 
     def __init__(
         self, watched: dict[str, Callable[[Any], None]], before: dict[str, Callable[[Any], None]] | None = None
@@ -27,7 +31,8 @@ class WatchImports(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            # who only asks whether there is a PyTorch, as transformers does, imports it later
+            # A library that only asks whether there is a PyTorch, as transformers does, imports it later, and the
+            # finder must watch that import.
             self.asks_others_for.discard(name)
         if spec is not None and spec.loader is not None:
             if name in self.before:

@@ -1,4 +1,4 @@
-"""What the emulator must know of the Python that a program runs in. That Python executes it, or ours calls it."""
+"""The facts that the emulator must know of a program's Python. That Python executes this file, or ours calls it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 
 def describe_python() -> dict[str, Any]:
-    """Its version, and where PyTorch and bitsandbytes lie there: folders, empty for what is not installed."""
+    """Return the version of this Python, its prefix, PyTorch's release, and the folders of PyTorch and bitsandbytes;
+    texts are empty for packages that are not installed."""
     try:
         release = importlib.metadata.version("torch").partition("+")[0]
     except importlib.metadata.PackageNotFoundError:

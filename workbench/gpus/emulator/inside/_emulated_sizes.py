@@ -1,8 +1,8 @@
-"""Sizes that follow from values, which an emulated card has not: each is taken by a rule, and noted with its line.
+"""Sizes that follow from values, which an emulated GPU lacks: a rule decides each, and a note keeps its line.
 
-`h[labels != -100]` has as many rows as the mask has ones. PyTorch counts them on the card, and would be told none. Here
-a mask chooses the share of its places that EMULATED_MASKS names: 1 is all of them, an upper bound; 0 is none. So does
-one that is read by the host.
+`h[labels != -100]` has as many rows as the mask has ones. PyTorch counts them on the card, and would count none. Here a
+mask has the share of ones that EMULATED_MASKS names: 1 is an upper bound, 0 is no ones. A mask that the host reads has
+them too.
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-NOTES: dict[tuple[str, str], dict[str, Any]] = {}  # by line and operation
-KEPT: list[Any] = []  # a library's kernels go with it
+NOTES: dict[tuple[str, str], dict[str, Any]] = {}  # the key is a line and an operation
+KEPT: list[Any] = []  # libraries of kernels: PyTorch drops the kernels when their library is freed
 
 
-def share() -> float:
+def share_of_ones() -> float:
+    """Return the share of ones in a mask."""
     return float(os.environ.get("EMULATED_MASKS") or 1.0)
 
 
 def decide_by_rule(torch: Any, program_line: Callable[[Any], str]) -> None:
-    """From now on, PyTorch's operations of such sizes are these on CUDA.
+    """Replace PyTorch's operations on CUDA whose results have such sizes.
 
     Args:
-        program_line: the program's own line, of frames as PyTorch's memory history has them.
+        program_line: finds the program's own line in frames as PyTorch's memory history has them.
     """
 
-    def decided(operation: str, places: int | None, taken: int | None = None) -> int:
+    def decide(operation: str, places: int | None, taken: int | None = None) -> int:
+        """Note a size, and return it: `taken`, by default the share of ones of so many places."""
         if taken is None:
-            taken = math.ceil(share() * (places or 0))
+            taken = math.ceil(share_of_ones() * (places or 0))
         frames = []
         for frame, line_number in traceback.walk_stack(sys._getframe()):
             code = frame.f_code
@@ -48,11 +50,11 @@ def decide_by_rule(torch: Any, program_line: Callable[[Any], str]) -> None:
         return taken
 
     def nonzero(mask: Any) -> Any:
-        count = decided("nonzero", mask.numel())
+        count = decide("nonzero", mask.numel())
         return torch.empty((mask.dim(), count), dtype=torch.int64, device=mask.device).t()
 
     def unique(operation: str, values: Any, inverse: bool, counts: bool) -> Any:
-        count = decided(operation, values.numel())
+        count = decide(operation, values.numel())
         none = torch.empty(0, dtype=torch.int64, device=values.device)
         return (
             values.new_empty(count),
@@ -69,17 +71,17 @@ def decide_by_rule(torch: Any, program_line: Callable[[Any], str]) -> None:
         return unique("unique_consecutive", values, return_inverse, return_counts)
 
     def bincount(values: Any, weights: Any = None, minlength: int = 0) -> Any:
-        count = decided("bincount", None, max(minlength, 1))
+        count = decide("bincount", None, max(minlength, 1))
         dtype = torch.int64 if weights is None else torch.float64
         return torch.zeros(count, dtype=dtype, device=values.device)
 
     def repeat_interleave(repeats: Any, output_size: int | None = None) -> Any:
         if output_size is None:
-            output_size = decided("repeat_interleave", None, math.ceil(share() * repeats.numel()))
+            output_size = decide("repeat_interleave", None, math.ceil(share_of_ones() * repeats.numel()))
         return torch.zeros(output_size, dtype=repeats.dtype, device=repeats.device)
 
     def normal_of_tensors(mean: Any, std: Any, *, generator: Any = None) -> Any:
-        """PyTorch would ask the card whether each of `std` is positive, and would be told no."""
+        """Draw without a check of `std`: PyTorch would ask the card whether each is positive, and it would say no."""
         shape = torch.broadcast_shapes(getattr(mean, "shape", ()), std.shape)
         values = torch.empty(shape, dtype=std.dtype, device=std.device)
         return values.normal_(generator=generator).mul_(std).add_(mean)
@@ -96,38 +98,40 @@ def decide_by_rule(torch: Any, program_line: Callable[[Any], str]) -> None:
     library = torch.library.Library("aten", "IMPL")
     KEPT.append(library)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel is replaced
+        warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced
         for name, function in kernels.items():
             library.impl(name, function, "CUDA")
 
-    def chosen_by_rule(read: Callable[..., Any]) -> Callable[..., Any]:
+    def fill_masks(read: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function that copies a tensor to the host, so that a mask arrives with its share of ones."""
+
         @functools.wraps(read)
         def read_mask(mask: Any, *args: Any, **kwargs: Any) -> Any:
             values = read(mask, *args, **kwargs)
             is_read = type(mask) is torch.Tensor and mask.dtype is torch.bool and mask.is_cuda and not values.is_cuda
-            if is_read and mask.numel() > 1:  # a single answer is that to a yes/no question
-                chosen = decided("mask read by the host", mask.numel())
-                values.copy_((torch.arange(mask.numel()) < chosen).view(values.shape))
+            if is_read and mask.numel() > 1:  # a single value answers a yes/no question, and stays
+                ones = decide("mask read by the host", mask.numel())
+                values.copy_((torch.arange(mask.numel()) < ones).view(values.shape))
             return values
 
         return read_mask
 
     list_values = torch.Tensor.tolist
-    torch.Tensor.to = chosen_by_rule(torch.Tensor.to)
-    torch.Tensor.cpu = chosen_by_rule(torch.Tensor.cpu)
+    torch.Tensor.to = fill_masks(torch.Tensor.to)
+    torch.Tensor.cpu = fill_masks(torch.Tensor.cpu)
     torch.Tensor.tolist = lambda values: list_values(values.cpu() if values.dtype is torch.bool else values)
 
 
 def generate_to_the_greatest_length(generation: Any) -> None:
-    """transformers asks the card whether every sequence has ended, and would be told no for ever. Here each ends at the
-    greatest length that the program allows, an upper bound.
+    """Let transformers end every sequence at the greatest length that the program allows, an upper bound: it asks the
+    card whether all have ended, which would say no for ever.
 
     Args:
         generation: the module `transformers.generation.utils`.
     """
     criterion = generation.MaxLengthCriteria
     mixin = generation.GenerationMixin
-    # before transformers 4.38 the length was compared on the host
+    # Before transformers 4.38 the length was compared on the host, and needs no patch.
     if not hasattr(mixin, "_has_unfinished_sequences"):
         return
     ask_length = criterion.__call__

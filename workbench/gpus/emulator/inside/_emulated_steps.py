@@ -1,4 +1,4 @@
-"""The program's steps, and who holds what grows from one to the next."""
+"""The program's steps, and the containers and variables that hold more from one to the next."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from _emulated_history import (  # type: ignore[import-not-found]  # beside this
 )
 
 STEPS: list[int] = []  # the microseconds at which steps of an optimizer ended
-# and those at which a DataLoader was asked for its next batch, for programs without one
+# The microseconds at which a DataLoader was asked for its next batch, for programs without an optimizer.
 BATCHES: list[int] = []
-HOLDERS: dict[str, None] = {}
-_ALLOCATED: deque[int] = deque(maxlen=LEAST_STEPS)
-_LENGTHS: dict[int, int] = {}  # of containers at the step before, by id
-MOST_SEARCHES = 6  # each takes as long as a garbage collection
+HOLDERS: dict[str, None] = {}  # descriptions of what holds the growth, in the order in which they were found
+_ALLOCATED: deque[int] = deque(maxlen=LEAST_STEPS)  # bytes at the last steps
+_LENGTHS: dict[int, int] = {}  # the length of each container at the step before, by its id
+MOST_SEARCHES = 6  # a search takes as long as a garbage collection
 _searches = 0
 
 
 def marks() -> list[int]:
-    """The end of each step, or of each batch where no optimizer steps; without the first two, which make the states."""
+    """Return the ends of the steps, or of the batches where no optimizer steps, in microseconds; without the first two,
+    which allocate the optimizer's states."""
     return (STEPS if len(STEPS) > LEAST_STEPS else BATCHES)[2:]
 
 
 def note_steps(torch: Any) -> None:
-    """From now on, steps and batches are noted."""
+    """Hook PyTorch's optimizers and DataLoaders, so that steps and batches are noted."""
     loader = importlib.import_module("torch.utils.data.dataloader")._BaseDataLoaderIter
     optimizers = importlib.import_module("torch.optim.optimizer")
     next_of_loader = loader.__next__
@@ -44,16 +45,17 @@ def note_steps(torch: Any) -> None:
             _search_if_it_grows(torch)
         return next_of_loader(self)
 
-    def stepped(*_: Any) -> None:
+    def note_step(*_: Any) -> None:
         STEPS.append(time.time_ns() // 1000)
         _search_if_it_grows(torch)
 
     loader.__next__ = next_batch
-    optimizers.register_optimizer_step_post_hook(stepped)
+    optimizers.register_optimizer_step_post_hook(note_step)
 
 
 def _search_if_it_grows(torch: Any) -> None:
-    """Twice, one step after another, since a container that holds what grows is longer the second time."""
+    """Search for what holds the growth, if every one of the last steps left more bytes. The next step searches again,
+    since a container that holds the growth is longer then."""
     global _searches
     if not torch.cuda.is_initialized():
         return
@@ -71,7 +73,7 @@ def _search_if_it_grows(torch: Any) -> None:
 
 
 def _containers(torch: Any) -> list[Any]:
-    """Lists, dicts and deques of several entries, the last of which holds a tensor of the card."""
+    """Return the lists, dicts and deques of several entries whose last entry holds a tensor of the card."""
     containers = []
     for thing in gc.get_objects():
         if type(thing) in (list, dict, deque) and len(thing) >= LEAST_STEPS - 1:
@@ -103,7 +105,8 @@ def _name_of(container: Any) -> str:
 
 
 def _variables() -> list[tuple[str, Any]]:
-    """Those of the program's own functions that run now, the innermost first, and of its modules, with their names."""
+    """Return the variables of the program's own functions that run now, the innermost first, and of their modules, as
+    (name, value)."""
     variables: list[tuple[str, Any]] = []
     for frame, _ in traceback.walk_stack(sys._getframe()):
         if not LIBRARY.search(frame.f_code.co_filename):
@@ -112,7 +115,8 @@ def _variables() -> list[tuple[str, Any]]:
 
 
 def _sums_with_their_graph(torch: Any) -> list[str]:
-    """Variables such as `total += loss`: each keeps the graphs of all losses, unless it takes `loss.item()`."""
+    """Describe the variables such as `total` of `total += loss`: each keeps the graphs of all losses, unless it adds
+    `loss.item()`."""
     names = []
     for name, value in _variables():
         if isinstance(value, torch.Tensor) and value.numel() == 1 and _additions(value.grad_fn) >= LEAST_STEPS - 1:
@@ -121,7 +125,7 @@ def _sums_with_their_graph(torch: Any) -> list[str]:
 
 
 def _additions(node: Any) -> int:
-    """How many additions stand in a row in an autograd graph."""
+    """Count the additions that stand in a row in an autograd graph, up to LEAST_STEPS."""
     count = 0
     while node is not None and node.name() == "AddBackward0" and count < LEAST_STEPS:
         count += 1

@@ -1,7 +1,7 @@
-"""Runs first in every Python process under the emulator: loads the stubs, and leaves a report when the process ends.
+"""The first module of every Python process under the emulator: it loads the stubs, and the process leaves a report.
 
 Python imports a module of this name at its start (https://docs.python.org/3/library/site.html). It knows nothing of the
-workbench: the program's Python may be another. Everything that it does to the program is here.
+workbench, since the program's Python may be another. It has all that the emulator does to the program.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ import _emulated_sizes  # type: ignore[import-not-found]
 import _emulated_steps  # type: ignore[import-not-found]
 
 HISTORY = 100_000  # allocations and frees that PyTorch's memory history keeps
-PEAKS: dict[int, tuple[int, int]] = {}  # of each device, before its last reset
-SECONDS_BETWEEN_LOOKS = 0.5
-SHARE_OF_TIME = 0.05  # that reports may take while the program runs
+PEAKS: dict[int, tuple[int, int]] = {}  # allocated and reserved bytes at most, by device, before its last reset
+SECONDS_BETWEEN_LOOKS = 0.5  # time between two looks at the peaks
+SHARE_OF_TIME = 0.05  # the share of time that reports may take while the program runs
 ENDING = threading.Event()
 
 
 def load_stubs() -> None:
-    """By their paths, before PyTorch: a library that needs one of their names then gets them, wherever it looks."""
+    """Load the stubs by their paths, before PyTorch: a library that needs one of their names then gets the stub, in
+    whatever folders it searches."""
     folder = Path(os.environ["EMULATED_STUBS"])
-    # the others are written on top of these
+    # The other libraries are written on top of these.
     first = [folder / "libemulator.so", *folder.glob("libcudart.so.*[0-9]")]
     others = sorted(set(folder.glob("*.so*")) - set(first))
     for path in first + others:
@@ -47,17 +48,18 @@ def load_stubs() -> None:
             ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
-def import_the_next() -> None:
-    """The program's own sitecustomize, which this one hides."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    others = [place for place in sys.path if os.path.abspath(place) != here]
+def import_hidden_sitecustomize() -> None:
+    """Import the program's own sitecustomize, which this one hides."""
+    this_folder = os.path.dirname(os.path.abspath(__file__))
+    others = [folder for folder in sys.path if os.path.abspath(folder) != this_folder]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def refuse_another_pytorch(spec: Any) -> None:
-    """The card is made for one PyTorch. Another one would be hidden by it, or find libraries that are not its own."""
+    """Refuse another PyTorch than the one for which the stubs were built: that one would hide it, or it would find
+    libraries that are not its own."""
     folder = os.path.dirname(str(spec.origin))
     expected = os.environ["EMULATED_TORCH"]
     is_in_front = os.path.dirname(expected) in os.environ["PYTHONPATH"].split(os.pathsep)
@@ -74,10 +76,10 @@ def watch(torch: Any) -> None:
     """Remember who allocates, from the first use of CUDA on; report at the end, and as the peak moves."""
     spare_ddp_values(torch)
     if os.environ.get("EMULATED_TRUNK"):
-        torch.cuda.get_device_capability = capability
+        torch.cuda.get_device_capability = read_capability
         import torch.utils._triton as triton
 
-        # it looks at the card too, and every one here suits Triton
+        # PyTorch asks the card whether it suits Triton, which a trunk must not do; every card of the catalogue does.
         triton.has_triton = triton.has_triton_package
     if not os.environ.get("EMULATED_REPORTS") or is_compile_worker():
         return
@@ -96,27 +98,28 @@ def watch(torch: Any) -> None:
 
 
 def is_compile_worker() -> bool:
-    """A process of `torch.compile`: it asks what card there is, takes nothing of it, and outlives the program."""
-    arguments = getattr(sys, "orig_argv", sys.argv)  # from Python 3.10 on
+    """Whether this is a worker of `torch.compile`, which asks for the card, takes nothing of it, and outlives the
+    program."""
+    arguments = getattr(sys, "orig_argv", sys.argv)  # Python 3.9 has no orig_argv
     return any("compile_worker" in argument for argument in arguments)
 
 
 def spare_ddp_values(torch: Any) -> None:
-    """DistributedDataParallel sends the parameters' shapes to all ranks, and the order in which gradients came, and
-    reads them off the card again. It goes on with the order that it has."""
+    """Keep DistributedDataParallel from reading the shapes of the parameters, and the order in which gradients came,
+    off the card, by which it sends them to all ranks. It keeps the order that it has."""
     torch.nn.parallel.distributed._verify_param_shape_across_processes = lambda *_: None
     torch.distributed.Reducer._rebuild_buckets = lambda _: False
 
 
-def capability(device: Any = None) -> tuple[int, int]:
-    """As PyTorch would answer, but it would look at the card first, and can then be forked no more. bitsandbytes and
-    torchao ask when they are imported."""
+def read_capability(device: Any = None) -> tuple[int, int]:
+    """Return the compute capability without a look at the card, after which a trunk could be forked no more. PyTorch
+    would look; bitsandbytes and torchao ask when they are imported."""
     fields = dict(field.partition("=")[::2] for field in os.environ["EMULATED_GPU"].split(" "))
     return int(fields["major"]), int(fields["minor"])
 
 
 def note_peaks_before_resets(torch: Any) -> None:
-    """The program may reset PyTorch's peaks, as often as it likes."""
+    """Remember PyTorch's peaks whenever the program resets them."""
     reset = torch._C._cuda_resetPeakMemoryStats
 
     def note_and_reset(index: int) -> None:
@@ -127,7 +130,8 @@ def note_peaks_before_resets(torch: Any) -> None:
 
 
 def peaks(torch: Any, index: int) -> tuple[int, int]:
-    """The most that was allocated and reserved, resets or not."""
+    """Return the most bytes that a device allocated and reserved, whether the program has reset PyTorch's peaks or
+    not."""
     statistics = torch.cuda.memory_stats(index)
     allocated, reserved = PEAKS.get(index, (0, 0))
     allocated = max(allocated, statistics.get("allocated_bytes.all.peak", 0))
@@ -136,8 +140,8 @@ def peaks(torch: Any, index: int) -> tuple[int, int]:
 
 
 def import_no_compiler_for(torch: Any, reporter: threading.Thread) -> None:
-    """Whoever names the lines of a history asks PyTorch for its compiler, and that imports it: while the program's own
-    thread does the same, one of them sees half of it."""
+    """Keep the reporter's thread from importing PyTorch's compiler, for which it asks to name the lines of a history:
+    if the program's own thread imports it meanwhile, one of them sees half of it."""
     import_lazily = torch.__getattr__
 
     def import_for_others(name: str) -> Any:
@@ -149,35 +153,37 @@ def import_no_compiler_for(torch: Any, reporter: threading.Thread) -> None:
 
 
 def report_as_the_peak_moves(torch: Any) -> None:
-    """Who is killed, as papermill may do with a kernel and torchrun with other ranks, has reported by then."""
+    """Report whenever a peak has moved, so that a process has reported before it is killed, as papermill may do with a
+    kernel and torchrun with other ranks."""
     began = time.time()
     reported: list[tuple[int, int]] = []
     pause = SECONDS_BETWEEN_LOOKS
     while not ENDING.wait(pause):
         if torch.cuda.is_initialized():
-            now = [peaks(torch, index) for index in range(torch.cuda.device_count())]
-            if now != reported:
+            peaks_now = [peaks(torch, index) for index in range(torch.cuda.device_count())]
+            if peaks_now != reported:
                 before = time.monotonic()
                 report(torch, began, is_running=True)
-                reported = now
+                reported = peaks_now
                 pause = max(SECONDS_BETWEEN_LOOKS, (time.monotonic() - before) / SHARE_OF_TIME)
     report(torch, began)
 
 
 def report_at_the_end(reporter: threading.Thread) -> None:
-    """By the thread that has reported so far, so that nothing of it comes later."""
+    """Wait for the last report. The thread that has reported so far writes it, so that no earlier report comes after
+    it."""
     ENDING.set()
     if reporter.ident is not None:
         reporter.join()
 
 
 def report(torch: Any, began: float, *, is_running: bool = False) -> None:
-    """One JSON file; a snapshot beside it if it was asked for."""
+    """Write a report as a JSON file, and a snapshot beside it if one was asked for."""
     folder = Path(os.environ["EMULATED_REPORTS"])
-    if not folder.is_dir():  # the program has ended before this process of its
+    if not folder.is_dir():  # the program has ended, and this process of it has not yet
         return
     name = f"{os.environ.get('RANK', '0')}-{os.getpid()}"
-    devices = [used_of_device(torch, index) for index in range(torch.cuda.device_count())]
+    devices = [device_report(torch, index) for index in range(torch.cuda.device_count())]
     used = [device for device in devices if device["peak_reserved_bytes"] or device["refusals"]]
     facts = {
         "process": os.getpid(),
@@ -188,7 +194,7 @@ def report(torch: Any, began: float, *, is_running: bool = False) -> None:
         "executable": sys.executable,
         "began": began,
         "ended": time.time(),
-        "was_killed": is_running,  # what comes after it is not known
+        "was_killed": is_running,  # a report at the end replaces this one, unless the process is killed
         "devices": used,
         "peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "argv": sys.argv,
@@ -200,9 +206,9 @@ def report(torch: Any, began: float, *, is_running: bool = False) -> None:
         for device in used:
             index = device["index"]
             trace = snapshot["device_traces"][index]
-            device.update(history.at_the_peak(trace, history.living(snapshot, index)))
-            device["reserved_after_refusals_bytes"] = history.reserved_after_refusals(trace, snapshot, index)
-            device["growth"] = history.growth(trace, _emulated_steps.marks())
+            device.update(history.report_peak(trace, history.find_blocks_in_use(snapshot, index)))
+            device["reserved_after_refusals_bytes"] = history.most_reserved_after_refusals(trace, snapshot, index)
+            device["growth"] = history.report_growth(trace, _emulated_steps.marks())
             device["holders"] = list(_emulated_steps.HOLDERS)
         if os.environ["EMULATED_HISTORY"] == "snapshot":
             with (folder / f"{name}.pickle").open("wb") as file:
@@ -213,14 +219,15 @@ def report(torch: Any, began: float, *, is_running: bool = False) -> None:
 
 
 def not_measured() -> list[str]:
-    """By its name, what took memory of a real card in amounts that nobody knows."""
+    """Return the names of things that take memory of a real card in amounts that nobody knows."""
     emulator = ctypes.CDLL(str(Path(os.environ["EMULATED_STUBS"], "libemulator.so")))
     emulator.what_was_not_measured.restype = ctypes.c_char_p
     names: bytes = emulator.what_was_not_measured()
     return names.decode().splitlines()
 
 
-def used_of_device(torch: Any, index: int) -> dict[str, Any]:
+def device_report(torch: Any, index: int) -> dict[str, Any]:
+    """Return the part of a report that is about one device."""
     allocated, reserved = peaks(torch, index)
     return {
         "index": index,
@@ -233,21 +240,22 @@ def used_of_device(torch: Any, index: int) -> dict[str, Any]:
 
 
 def cap_of(torch: Any, index: int) -> int | None:
-    """What the program has allowed itself of the card (`set_per_process_memory_fraction`). None: all of it, or
-    PyTorch is too old to tell."""
+    """Return the bytes of the card that the program allows itself (`set_per_process_memory_fraction`); None for all of
+    it, or if PyTorch is too old to tell."""
     fraction_of = getattr(torch.cuda.memory, "get_per_process_memory_fraction", None)
     fraction = fraction_of(index) if fraction_of else 1.0
     return int(fraction * torch.cuda.get_device_properties(index).total_memory) if fraction < 1 else None
 
 
 def card_of(index: int) -> int:
-    """Which of the cards the process calls by this number: CUDA_VISIBLE_DEVICES may have chosen some."""
+    """Return the number of the card that the process calls by this index: CUDA_VISIBLE_DEVICES may have chosen some."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return int(visible[index]) if index < len(visible) and visible[index].strip().isdigit() else index
 
 
 def explain_zeros() -> None:
-    """A program that divides by a value of the card, or asserts something of it, ends for a reason of ours."""
+    """Explain the end of a program that divides by a value of the card, or asserts something of it: the emulator is the
+    reason."""
     show = sys.excepthook
 
     def show_and_explain(error_type: Any, error: Any, traceback: Any) -> None:
@@ -265,9 +273,12 @@ def explain_zeros() -> None:
     sys.excepthook = show_and_explain
 
 
-def answer_the_watchman() -> None:
-    """A signal from outside writes down where the program is: it may wait for a value that never comes. An interrupt
-    ends it with a report, also where a shell's job in the background has inherited that interrupts are ignored."""
+def answer_signals() -> None:
+    """Let a signal from outside write down where the program is, which may wait for a value that never comes.
+
+    An interrupt ends the program with a report, also in a shell's job in the background, which inherits that interrupts
+    are ignored.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     stack = open(Path(os.environ["EMULATED_REPORTS"], f"where-{os.getpid()}"), "w")  # noqa: SIM115
@@ -280,6 +291,6 @@ if os.environ.get("EMULATED_STUBS"):
     watched = {"torch": watch, "transformers.generation.utils": end_of_text}
     sys.meta_path.insert(0, _emulated_imports.WatchImports(watched, {"torch": refuse_another_pytorch}))
     if os.environ.get("EMULATED_REPORTS"):
-        answer_the_watchman()
+        answer_signals()
         explain_zeros()
-import_the_next()
+import_hidden_sitecustomize()

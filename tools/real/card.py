@@ -1,0 +1,26 @@
+"""What the scripts of this folder ask of the card that they run on: its peaks, a snapshot's layout, empty caches."""
+
+import gc
+import json
+
+import torch
+from layout import layout
+
+
+def empty_caches() -> None:
+    """Before a measurement that is to know nothing of those before it."""
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+
+
+def peaks() -> dict[str, int]:
+    return {
+        "allocated": torch.cuda.max_memory_allocated(),
+        "reserved": torch.cuda.max_memory_reserved(),
+    }
+
+
+def print_layout() -> None:
+    snapshot = torch.cuda.memory._snapshot()
+    print(json.dumps(layout(snapshot)))
