@@ -36,11 +36,16 @@ __all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Raises UnavailableError if the name needs a package of an extra that is not installed."""
+    """Import a name of the front door at its first use.
+
+    Raises UnavailableError if it needs a package of an extra that is not installed.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}")
     home = import_quickly(_HOMES[name])
-    globals()[name] = getattr(home, name) if hasattr(home, name) else import_quickly(f"{_HOMES[name]}.{name}")
+    if not hasattr(home, name):  # a module of the package `home`, which nobody has imported yet
+        import_quickly(f"{_HOMES[name]}.{name}")
+    globals()[name] = getattr(home, name)
     return globals()[name]
 
 

@@ -259,9 +259,11 @@ def hub_error(
             f"{owner} the Hugging Face hub has no public {address.repo_type} {name!r} (HTTP "
             f"{status}). {spelling}; for a private one {LOGIN}.{other}"
         )
-    check = "Check the network" if address.repository in known_names or lacking else f"{spelling} and the network"
+    check = f"{spelling} and the network"
     if status:
         check = "Try again later"
+    elif address.repository in known_names or lacking:
+        check = "Check the network"
     state = f"is in the local cache without {lacking}" if lacking else "is not in the local cache"
     return UnavailableError(
         f"{owner} {name!r} {state}, and the Hugging Face hub {_fault_in_words(error)}. "

@@ -49,7 +49,9 @@ PIN = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import workbench; del sys
 def runs_folder() -> Path:
     """Return the folder that the environment variable `WORKBENCH_RUNS` names, else `data/runs`; for a wheel, a folder
     of the user."""
-    default = user_data_path(DISTRIBUTION, appauthor=False) / "runs" if INSTALLED else DATA / "runs"
+    default = DATA / "runs"
+    if INSTALLED:
+        default = user_data_path(DISTRIBUTION, appauthor=False) / "runs"
     return Path(os.environ.get("WORKBENCH_RUNS") or default).expanduser().resolve()
 
 

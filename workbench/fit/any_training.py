@@ -159,7 +159,9 @@ def optimizer_of_its_own(trainer: Any) -> str:
 
     if trainer.optimizer is not None:
         return "the optimizer that it has already"
-    return "" if type(trainer).create_optimizer is Trainer.create_optimizer else "create_optimizer of its class"
+    if type(trainer).create_optimizer is not Trainer.create_optimizer:
+        return "create_optimizer of its class"
+    return ""
 
 
 def watch_batches(model: Any, facts: Facts) -> None:

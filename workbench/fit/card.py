@@ -150,7 +150,9 @@ class CardHere(Card):
     @property
     def room(self) -> str:
         room = super().room
-        return room if self.budget_bytes else f"{room}, of which {format_bytes(self.free_bytes)} were free"
+        if self.budget_bytes:
+            return room
+        return f"{room}, of which {format_bytes(self.free_bytes)} were free"
 
     @property
     def source(self) -> str:

@@ -22,7 +22,9 @@ class PureBf16(Technique):
     brings = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
 
     def missing(self, device: Device) -> str | None:
-        return None if device.computes_bf16 else "pure_bf16 needs compute capability 8.0 or newer. Drop it."
+        if device.computes_bf16:
+            return None
+        return "pure_bf16 needs compute capability 8.0 or newer. Drop it."
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:

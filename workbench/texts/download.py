@@ -38,7 +38,9 @@ def data_set_files(address: Address, nothing: str, config: str | None, split: st
         info = repository_info(address)
     except Exception as error:  # the hub, the network or the settings may fail
         commit = commit_of(address)
-        rows = None if address.revision and not commit else _find_in_cache(address, commit, config, split)
+        rows = None
+        if commit or not address.revision:
+            rows = _find_in_cache(address, commit, config, split)
         if rows is None or isinstance(error, WorkbenchError):
             raise hub_error(address, error, owner, "a file") from None
         give_up(address, "corpus", error)

@@ -116,11 +116,9 @@ def guess_encoding(path: Path, also: bytes = b"") -> str:
     if max(even_zeros, odd_zeros) > 4 * min(even_zeros, odd_zeros):  # most of the text is ASCII
         return "utf-16-le" if odd_zeros > even_zeros else "utf-16-be"
     high = sum(byte >= 0x80 for byte in sample)
-    matches = (
-        from_bytes(sample[: 1 << 16], cp_isolation=[*LATIN, *FEW_LETTERS, *MANY_LETTERS])
-        if high >= ENOUGH_BYTES
-        else None
-    )
+    matches = None
+    if high >= ENOUGH_BYTES:
+        matches = from_bytes(sample[: 1 << 16], cp_isolation=[*LATIN, *FEW_LETTERS, *MANY_LETTERS])
     best = matches.best() if matches else None
     if not matches or not best or (best.encoding in LATIN and high < HIGH_SHARE * len(sample)):
         return "cp1252"  # it has Latin-1's letters too

@@ -224,6 +224,8 @@ def _move_snapshots(reports: Sequence[Path], snapshot: Path) -> tuple[Path, ...]
     pickles = [path.with_suffix(".pickle") for path in reports if path.with_suffix(".pickle").exists()]
     moved = []
     for pickle in pickles:
-        target = snapshot if len(pickles) == 1 else snapshot.with_stem(f"{snapshot.stem}-{pickle.stem}")
+        target = snapshot
+        if len(pickles) > 1:
+            target = snapshot.with_stem(f"{snapshot.stem}-{pickle.stem}")
         moved.append(Path(shutil.move(pickle, target)))
     return tuple(moved)

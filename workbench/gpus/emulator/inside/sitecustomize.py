@@ -244,13 +244,17 @@ def cap_of(torch: Any, index: int) -> int | None:
     it, or if PyTorch is too old to tell."""
     fraction_of = getattr(torch.cuda.memory, "get_per_process_memory_fraction", None)
     fraction = fraction_of(index) if fraction_of else 1.0
-    return int(fraction * torch.cuda.get_device_properties(index).total_memory) if fraction < 1 else None
+    if fraction >= 1:
+        return None
+    return int(fraction * torch.cuda.get_device_properties(index).total_memory)
 
 
 def card_of(index: int) -> int:
     """Return the number of the card that the process calls by this index: CUDA_VISIBLE_DEVICES may have chosen some."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return int(visible[index]) if index < len(visible) and visible[index].strip().isdigit() else index
+    if index < len(visible) and visible[index].strip().isdigit():
+        return int(visible[index])
+    return index
 
 
 def explain_zeros() -> None:
