@@ -20,7 +20,7 @@ from workbench import __version__
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 from anywhere import Repository  # noqa: E402
-from front_html import filled  # noqa: E402
+from front_html import fill_page  # noqa: E402
 
 WORDS_PER_MINUTE = 200  # of prose and code alike
 FRONT = re.compile(r"\[([^]]+)\]\(front/index\.html\)")
@@ -78,7 +78,7 @@ def show_executed(app, docname, source):
             prompt = FOLDED[tag]
             cell["metadata"]["mystnb"] |= {"code_prompt_show": prompt, "code_prompt_hide": prompt}
     if app.config.repository_url:
-        opened = Repository(app.config.repository_url).opened_in(name)
+        opened = Repository(app.config.repository_url).addresses_of(name)
         title, _, rest = "".join(notebook["cells"][0]["source"]).partition("\n")
         links = " or ".join(f"[{where}]({address})" for where, address in opened.items())
         notebook["cells"][0]["source"] = f"{title}\n\nOpen it in {links}.\n{rest}"
@@ -89,7 +89,7 @@ def write_front_page(app, error):
     """In place of its template, which was copied: the page with its predictions and this repository's address."""
     if error is None and app.builder.format == "html":
         page = Path(app.outdir) / "index.html"
-        page.write_text(filled(app.config.repository_url), encoding="utf-8")
+        page.write_text(fill_page(app.config.repository_url), encoding="utf-8")
 
 
 def link_front_page(app, docname, source):

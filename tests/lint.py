@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 from lock import OTHER_BUILDS, entries, pins  # noqa: E402
-from try_wheel import PLATFORMS, published  # noqa: E402
+from try_wheel import PLATFORMS, read_platform  # noqa: E402
 
 PACKAGE, NOTEBOOKS = ROOT / "workbench", ROOT / "notebooks"
 ROOMS = {
@@ -212,7 +212,7 @@ def some_pins_are_for_some_systems() -> Faults:
 @rule
 def platforms_have_what_is_needed() -> Faults:
     for platform in PLATFORMS:
-        there = published(platform)
+        there = read_platform(platform)
         needed = {canonical(each.name): each.specifier for each in (*requirements(), *requirements("lessons"))}
         unfit = {name for name, versions in needed.items() if name not in there or there[name] not in versions}
         brought = set(BROUGHT_BY_THE_SET_UP_CELL[platform])

@@ -61,7 +61,7 @@ def test_links_lead_to_the_repository_or_to_another_copy(copies):
 
 
 def test_a_link_is_completed_by_what_it_leads_to():
-    assert Repository(ADDRESS, "v1").linked(
+    assert Repository(ADDRESS, "v1").make_links_absolute(
         "[a](05_lora.ipynb) [b](../README.md#the-pages) ![c](../data/x.png) [d](#e)"
     ) == (
         f"[a]({ADDRESS}/blob/anywhere/05_lora.ipynb) [b]({ADDRESS}/blob/v1/README.md#the-pages) "

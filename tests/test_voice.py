@@ -1,4 +1,4 @@
-"""`tests/voice.py` sees what it forbids, and nothing else. That the package has none of it is `make lint`'s."""
+"""`tests/voice.py` sees what it forbids, and nothing else. That package and tools have none of it is `make lint`'s."""
 
 import voice
 
@@ -87,13 +87,15 @@ def test_a_fault_is_printed_with_its_file(tmp_path, monkeypatch, capsys):
     files = [tmp_path / "workbench" / "room" / "file.py", tmp_path / "tools" / "program.py"]
     for file in files:
         file.parent.mkdir(parents=True)
-        file.write_text("\nfound = 1\n", encoding="utf-8")
+        file.write_text("# of the rows\nfound = 1\n", encoding="utf-8")
     monkeypatch.setattr(voice, "ROOT", tmp_path)
     assert voice.main() == 1
     assert capsys.readouterr().out.splitlines() == [
+        "workbench/room/file.py:1: a comment opens with 'of': let it stand without the line before it",
         "workbench/room/file.py:2: the name 'found' is a riddle: name the thing",
+        "tools/program.py:1: a comment opens with 'of': let it stand without the line before it",
         "tools/program.py:2: the name 'found' is a riddle: name the thing",
-        "how the code reads: 2 faults",
+        "how the code reads: 4 faults",
     ]
     for file in files:
         file.write_text("", encoding="utf-8")

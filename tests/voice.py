@@ -63,7 +63,7 @@ def faults(source: str) -> Iterator[tuple[int, str]]:
 
 
 def faults_of_words(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the same of what is said: docstrings, comments, and the names of functions and attributes."""
+    """Yield the same for words: docstrings, comments, and the names of functions and attributes."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, DOCUMENTED):
             opening = OPENINGS.match(ast.get_docstring(node) or "")
@@ -82,7 +82,7 @@ def faults_of_words(source: str) -> Iterator[tuple[int, str]]:
 
 
 def assigns_several_values(node: ast.Assign) -> bool:
-    """`a, b = x, y`, and not a swap, `a, b = b, a`."""
+    """Whether it is `a, b = x, y`, and not a swap, `a, b = b, a`."""
     for target in node.targets:
         if isinstance(target, SEVERAL) and isinstance(node.value, SEVERAL):
             names = sorted(ast.unparse(name) for name in target.elts)
@@ -108,7 +108,7 @@ def attribute_name(node: ast.AST) -> str:
 
 
 def is_participle(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """`joined` and `joined_rows`. A property may be called so."""
+    """Whether a function is called like `joined` or `joined_rows`; a property may be."""
     if node.name in PUBLIC or any("property" in ast.unparse(decorator) for decorator in node.decorator_list):
         return False
     first = node.name.strip("_").split("_")[0]
@@ -116,7 +116,7 @@ def is_participle(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the text of each comment, of several lines the first."""
+    """Yield the line and the text of each comment; of a comment of several lines, the first."""
     lines = source.splitlines()
     last_line = -1
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -142,10 +142,7 @@ def main() -> int:
         for path in sorted(ROOT.glob(pattern)):
             name = path.relative_to(ROOT).as_posix()
             source = path.read_text(encoding="utf-8")
-            all_faults = [*faults(source)]
-            if name.startswith("workbench/"):
-                all_faults += faults_of_words(source)
-            for line, rule in sorted(all_faults):
+            for line, rule in sorted([*faults(source), *faults_of_words(source)]):
                 count += 1
                 print(f"{name}:{line}: {rule}")
     print(f"how the code reads: {count} faults")

@@ -46,22 +46,22 @@ def main() -> int:
     python = ask_python(args.python) if args.python else this_python()
     rows = json.loads((REAL / "public.json").read_text(encoding="utf-8"))["rows"]
     if args.python:
-        rows = [row for row in rows if measured_with(row) == python.torch_release]
+        rows = [row for row in rows if release_of(row) == python.torch_release]
     if not has_triton(python):
         rows = without_compiled(rows)
     print(f"{'row':50} {'card':10} {'real':>14} {'emulated':>14}     error")
     results = []
     for row in rows:
         if not args.ids or any(part in row["id"] for part in args.ids):
-            results.append(repeated(row, python))
+            results.append(repeat(row, python))
     print(in_words(summary(results)))
     if results and (args.keep or not args.ids):
         keep(results, rows, python)
     return bool(values(results, "failed"))
 
 
-def measured_with(row: Row) -> str | None:
-    """The release of PyTorch that the source names: 2.6.0 of `torch 2.6.0+cu124`."""
+def release_of(row: Row) -> str | None:
+    """Return the release of PyTorch that the source names, 2.6.0 of `torch 2.6.0+cu124`; None: it names none."""
     match = re.match(r"torch (\d+\.\d+\.\d+)", row["versions"])
     return match[1] if match else None
 
@@ -86,26 +86,32 @@ def without_compiled(rows: list[Row]) -> list[Row]:
 # ---- a row, repeated ----
 
 
-def repeated(row: Row, python: Python) -> Row:
-    """The row with the emulated bytes and their errors; printed as soon as they are there."""
-    done = ran(python, row["gpu"], row.get("ranks", 0), row["script"], *row["arguments"])
+def repeat(row: Row, python: Python) -> Row:
+    """Run a row's script on the emulated card, and return the row with its bytes and their errors, which it prints."""
+    done = run_script(python, row["gpu"], row.get("ranks", 0), row["script"], *row["arguments"])
     if done.returncode:
         last_line = done.stderr.strip().splitlines()[-1]
-        return failed(row, last_line, done.stderr[-500:])
+        return report_failure(row, last_line, done.stderr[-500:])
     measured = measurement(row, done.stdout)
     if measured is None:
         reason = "the script printed nothing of it"
-        return failed(row, reason, reason)
+        return report_failure(row, reason, reason)
     result = {"id": row["id"], "gpu": row["gpu"]}
     for measure in BYTES:
         if row[f"real_{measure}_bytes"] is not None:
-            result |= compared(row, measured, measure)
-    return result | counted(row, measured)
+            result |= compare_bytes(row, measured, measure)
+    return result | compare_counts(row, measured)
 
 
 @cache
-def ran(python: Python, card: str, ranks: int, script: str, *arguments: str) -> subprocess.CompletedProcess:
-    """A script on the emulated card; one that prints a whole sweep is run once for all its rows.
+def run_script(
+    python: Python,
+    card: str,
+    ranks: int,
+    script: str,
+    *arguments: str,
+) -> subprocess.CompletedProcess:
+    """Run a script on the emulated card; one that prints a whole sweep is run once for all its rows.
 
     Args:
         ranks: so many processes by torchrun, each with a card of its own; 0: without torchrun.
@@ -118,13 +124,16 @@ def ran(python: Python, card: str, ranks: int, script: str, *arguments: str) -> 
     return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
 
 
-def failed(row: Row, reason: str, kept_reason: str) -> Row:
+def report_failure(row: Row, reason: str, kept_reason: str) -> Row:
     print(f"{row['id']:50} {row['gpu']:10} failed: {reason}")
     return {"id": row["id"], "failed": kept_reason}
 
 
 def measurement(row: Row, printed: str) -> Row | None:
-    """What the script printed last of this row: a line of JSON, which in a sweep names its run."""
+    """Return the last line of JSON that the script printed for this row; in a sweep such a line names its run.
+
+    None: there is no such line.
+    """
     for line in reversed(printed.splitlines()):
         if line.startswith("{"):
             entry: Row = json.loads(line)
@@ -133,8 +142,8 @@ def measurement(row: Row, printed: str) -> Row | None:
     return None
 
 
-def compared(row: Row, measured: Row, measure: str) -> Row:
-    """Of the bytes that are allocated, or reserved, both figures and how far they are apart; printed too."""
+def compare_bytes(row: Row, measured: Row, measure: str) -> Row:
+    """Return and print the real and the emulated bytes, allocated or reserved, and how far they are apart."""
     real = row[f"real_{measure}_bytes"]
     emulated = measured[measure]
     error = (emulated - real) / real
@@ -148,8 +157,8 @@ def compared(row: Row, measured: Row, measure: str) -> Row:
     }
 
 
-def counted(row: Row, measured: Row) -> Row:
-    """Segments and requests, where the source tells them; printed too."""
+def compare_counts(row: Row, measured: Row) -> Row:
+    """Return and print how many segments and requests there were, where the source tells them."""
     snapshot = snapshots().get(row["id"], {})
     result: Row = {}
     for measure in COUNTS:
@@ -158,7 +167,7 @@ def counted(row: Row, measured: Row) -> Row:
             continue
         emulated = measured[measure]
         is_equal = emulated == real
-        if isinstance(real, dict):  # of a snapshot: how often each kind of segment is there
+        if isinstance(real, dict):  # a snapshot tells how often each kind of segment is there
             result["same_segments"] = sum((Counter(emulated) & Counter(real)).values())
             real = sum(real.values())
             emulated = sum(emulated.values())
@@ -186,7 +195,7 @@ def print_comparison(row: Row, measure: str, real: int, emulated: int, is_equal:
 
 
 def summary(results: list[Row]) -> dict[str, float]:
-    """How many figures are equal, and the mean and worst of their absolute errors."""
+    """Count the figures that are equal, and take the mean and the worst of their absolute errors."""
     figures: dict[str, float] = {"rows": len(results), "failed": len(values(results, "failed"))}
     for measure in (*BYTES, *COUNTS):
         equal = values(results, f"{measure}_equal")
@@ -205,7 +214,7 @@ def summary(results: list[Row]) -> dict[str, float]:
 
 
 def values(results: list[Row], name: str) -> list[Any]:
-    """Of the rows that have it."""
+    """Return a field's values, from the rows that have it."""
     return [row[name] for row in results if name in row]
 
 
@@ -227,7 +236,10 @@ def in_words(figures: dict[str, float]) -> str:
 
 
 def keep(results: list[Row], rows: list[Row], python: Python) -> None:
-    """In the file, beside what other releases gave, and what the same versions gave for rows that were not run now."""
+    """Write the results into `emulated.json`.
+
+    What other releases gave stays there, and what the same versions gave for rows that were not run now.
+    """
     file = REAL / "emulated.json"
     kept = json.loads(file.read_text(encoding="utf-8"))
     command = [python.executable, "-c", VERSIONS]

@@ -48,13 +48,13 @@ def h100() -> None:
 
 
 def cpu() -> None:
-    """Round by round, so that whatever else the machine does meanwhile meets every recipe alike."""
+    """Run all recipes round by round, so that whatever else the machine does meanwhile meets each alike."""
     for name, recipe in ON_A_CPU.items():
         folder = REFERENCE / "cpu" / name
         seconds = defaultdict(list)
         for _ in range(ROUNDS):
             for label in comparison(folder):
-                seconds[label].append(seconds_of_steps(applied(recipe, label)))
+                seconds[label].append(seconds_of_steps(apply_label(recipe, label)))
                 print(f"{seconds[label][-1]:8.2f} s  {label}", flush=True)
         baseline = statistics.median(seconds["baseline"])
         speeds = {}
@@ -64,7 +64,10 @@ def cpu() -> None:
 
 
 def rates() -> None:
-    """The best of several tries: products as wide as those of GPT-2 124M, 64 MiB added to and written to the disk."""
+    """Print the best of several tries.
+
+    They are products as wide as those of GPT-2 124M, and 64 MiB added to and written to the disk.
+    """
     narrow = torch.randn(1024, 768)
     wide = torch.randn(768, 3072)
     narrow_16 = narrow.bfloat16()
@@ -87,7 +90,10 @@ def rates() -> None:
 
 
 def comparison(folder: Path) -> dict[str, str]:
-    """The labels with their measured speeds, where there are any; without those that cannot be compared."""
+    """Return the measured speed of each label, as text, empty where none was measured.
+
+    Labels whose speed cannot be compared are left out.
+    """
     speeds = {}
     with (folder / "comparison.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -96,8 +102,8 @@ def comparison(folder: Path) -> dict[str, str]:
     return speeds
 
 
-def applied(recipe: Recipe, label: str) -> Recipe:
-    """With the techniques of a label as `comparison.csv` has it: `lora(rank=4) + pure_bf16`."""
+def apply_label(recipe: Recipe, label: str) -> Recipe:
+    """Add the techniques of a label of `comparison.csv`, such as `lora(rank=4) + pure_bf16`."""
     if label == "baseline":
         return recipe
     for technique in label.split(" + "):
@@ -108,7 +114,7 @@ def applied(recipe: Recipe, label: str) -> Recipe:
 
 
 def seconds_of_steps(recipe: Recipe) -> float:
-    """What all steps of a run on the CPU take."""
+    """Run a recipe on the CPU, and return the seconds that all its steps take."""
     steps: int = recipe.training_arguments()["max_steps"]
     with tempfile.TemporaryDirectory() as folder:
         record = run(recipe, device=CPU, folder=Path(folder))
@@ -125,7 +131,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def write(folder: Path, recipe: Recipe, device: str, measured: dict[str, list[float]]) -> None:
-    """`time.csv`; of several speeds the median, and of a CPU's the range."""
+    """Write `time.csv`, with the median of several speeds, and for a CPU their range."""
     columns = ["label", "steps", *KINDS, "estimated_speed", "measured_speed"]
     if device == CPU:
         columns += ["slowest", "fastest"]
@@ -134,7 +140,7 @@ def write(folder: Path, recipe: Recipe, device: str, measured: dict[str, list[fl
         table = csv.writer(file, lineterminator="\n")
         table.writerow(columns)
         for label, speeds in measured.items():
-            changed = candidate(applied(recipe, label), device, baseline)
+            changed = candidate(apply_label(recipe, label), device, baseline)
             steps = changed.recipe.training_arguments()["max_steps"]
             work = [changed.predicted.work.get(kind, 0) for kind in KINDS]
             shown_speeds = [1 / (1 + changed.extra_time), statistics.median(speeds)]

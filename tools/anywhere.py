@@ -20,7 +20,7 @@ from urllib.parse import quote
 ROOT = Path(__file__).resolve().parent.parent
 BRANCH = "anywhere"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)\s#]+)")
-SET_UP = Path(__file__).with_name("set_up_cell.py")  # with a word in place of what pip is asked for
+SET_UP = Path(__file__).with_name("set_up_cell.py")  # has "REQUIREMENT" in place of what pip is asked for
 PICTURES = {
     "Colab": "https://colab.research.google.com/assets/colab-badge.svg",
     "Kaggle": "https://kaggle.com/static/images/open-in-kaggle.svg",
@@ -29,7 +29,7 @@ PICTURES = {
 
 @dataclass(frozen=True)
 class Repository:
-    """Where the workbench is published: what is installed from `ref`, and the copies made here, on `branch`."""
+    """The repository that publishes the workbench: it is installed from `ref`, and these copies are on `branch`."""
 
     address: str
     ref: str = "main"
@@ -60,8 +60,8 @@ class Repository:
         extra = project["optional-dependencies"]["lessons"]
         return [workbench, *(line for line in extra if not line.startswith("jupyterlab"))]
 
-    def opened_in(self, notebook: str) -> dict[str, str]:
-        """Each platform with the address that opens this copy there."""
+    def addresses_of(self, notebook: str) -> dict[str, str]:
+        """Return for each platform the address that opens the copy of a notebook there."""
         place = quote(f"{self.branch}/{notebook}")
         raw = f"https://raw.githubusercontent.com/{self.name}/{place}"
         return {
@@ -71,16 +71,16 @@ class Repository:
 
     def badges(self, notebook: str) -> str:
         links = []
-        for platform, address in self.opened_in(notebook).items():
+        for platform, address in self.addresses_of(notebook).items():
             links.append(f"[![Open in {platform}]({PICTURES[platform]})]({address})")
         return " ".join(links)
 
-    def linked(self, text: str) -> str:
-        """A notebook's Markdown with its relative links made absolute."""
+    def make_links_absolute(self, text: str) -> str:
+        """Make the relative links of a notebook's Markdown absolute."""
         return LINK.sub(lambda match: self.absolute(match[1]), text)
 
     def absolute(self, link: str) -> str:
-        """To another copy, or to the repository's file."""
+        """Return the address of the other copy, or of the repository's file, that a relative link leads to."""
         path = posixpath.normpath(f"notebooks/{link}")
         folder, _, notebook = path.rpartition("/")
         if folder == "notebooks" and notebook.endswith(".ipynb"):
@@ -90,11 +90,11 @@ class Repository:
 
 
 def copy(notebook: Path, repository: Repository) -> str:
-    """The notebook with its badges, its set-up and links that are true elsewhere, as JSON."""
+    """Return the notebook as JSON, with its badges, its set-up and links that are true elsewhere."""
     book = json.loads(notebook.read_text(encoding="utf-8"))
     for cell in book["cells"]:
         if cell["cell_type"] == "markdown":
-            cell["source"] = repository.linked("".join(cell["source"])).splitlines(keepends=True)
+            cell["source"] = repository.make_links_absolute("".join(cell["source"])).splitlines(keepends=True)
     book["cells"] = [badges_cell(notebook.name, repository), set_up_cell(repository), *book["cells"]]
     return json.dumps(book, ensure_ascii=False, indent=1) + "\n"
 
@@ -137,7 +137,7 @@ def front_page(notebooks: list[Path], repository: Repository) -> str:
 
 
 def write(folder: Path, repository: Repository) -> None:
-    """Raises ValueError if there is something in the folder already."""
+    """Write all copies and their front page. Raises ValueError if there is something in the folder already."""
     is_empty = folder.is_dir() and not any(folder.iterdir())
     if folder.exists() and not is_empty:
         raise ValueError(f"{folder} is there already, and not an empty folder. Name a new one, or remove it first.")

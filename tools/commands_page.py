@@ -30,7 +30,7 @@ NAMES_OF_TECHNIQUES = ", ".join(REGISTRY)
 
 
 def page() -> str:
-    """The whole page, in Markdown."""
+    """Return the whole page, in Markdown."""
     parsers = parsers_of_commands()
     shared = rows_of_a_recipe(parsers)
     parts = [TITLE, overview(), RECIPE, table(shared)]
@@ -53,7 +53,7 @@ def parsers_of_commands() -> dict[str, argparse.ArgumentParser]:
 
 
 def rows_of_a_recipe(parsers: dict[str, argparse.ArgumentParser]) -> list[str]:
-    """What all commands that take a recipe share. All print JSON too, which is nothing of a recipe's."""
+    """Return the rows that all commands with a recipe share, but for `--json`, which is nothing of a recipe's."""
     takers = [rows(parsers[name]) for name in COMMANDS if "recipe" in COMMANDS[name]]
     shared = []
     for line in takers[0]:
@@ -71,7 +71,7 @@ def overview() -> str:
 
 
 def section(name: str, lines: list[str], shared: list[str]) -> list[str]:
-    """Of a command, with what it takes beside a recipe."""
+    """Return a command's section: what it does, an example, and what it takes beside a recipe."""
     command = COMMANDS[name]
     docstring = inspect.getdoc(command_line.COMMAND_FUNCTIONS[name])
     parts = [f"## {name}"]
@@ -85,7 +85,7 @@ def section(name: str, lines: list[str], shared: list[str]) -> list[str]:
 
 
 def prose(text: str) -> str:
-    """A docstring in one line, and options in it as code, where they are not yet."""
+    """Return a docstring in one line, with its options as code."""
     return re.sub(r"(`[^`]*`)|(--[a-z][a-z-]*)", as_code, " ".join(text.split()))
 
 
@@ -103,16 +103,16 @@ def table(lines: list[str]) -> str:
 
 
 def rows(parser: argparse.ArgumentParser) -> list[str]:
-    """A line for each argument and option, but for `--help`."""
+    """Return a line for each argument and option, but for `--help`."""
     lines = []
     for action in parser._actions:
         if not isinstance(action, argparse._HelpAction):
-            lines.append(f"| {written(action)} | {meaning(action)} |")
+            lines.append(f"| {usage(action)} | {meaning(action)} |")
     return lines
 
 
-def written(action: argparse.Action) -> str:
-    """As it is typed: its names, and what follows them."""
+def usage(action: argparse.Action) -> str:
+    """Return an argument or option as it is typed: its names, and the value that follows them."""
     value = action.metavar or action.dest.upper()
     if action.choices:
         value = "|".join(map(str, action.choices))
@@ -132,7 +132,7 @@ def meaning(action: argparse.Action) -> str:
 
 
 def cell(text: str) -> str:
-    """In a table, where a bar would end the cell."""
+    """Escape the bars in a text, each of which would end a table's cell."""
     return text.replace("|", "\\|")
 
 
@@ -147,7 +147,7 @@ def exit_codes() -> str:
         number, _, text = line.strip().partition("  ")
         if number.isdigit():
             lines.append(f"| {number} | {text.strip()} |")
-        elif line.strip():  # it goes on
+        elif line.strip():  # the line before goes on
             lines[-1] = lines[-1].removesuffix(" |") + f" {line.strip()} |"
     return table(lines)
 

@@ -1,4 +1,4 @@
-"""What waits on the host, by the workbench and by libraries, on an emulated GPU: data/reference/offloading.md.
+"""Compare what the workbench and libraries let wait on the host, on an emulated GPU: data/reference/offloading.md.
 
     python tools/compare_offloading.py
 
@@ -65,12 +65,12 @@ def main() -> None:
     page = HEAD.format(versions=versions)
     for title, program in programs.items():
         is_heading = title.startswith("**")
-        page += f"| {title} | {' | ' if is_heading else measured(program)} |\n"
+        page += f"| {title} | {' | ' if is_heading else measure(program)} |\n"
     write_whole(PAGE, page)
 
 
-def measured(program: tuple[str, ...]) -> str:
-    """The row's two numbers, from this file run by the emulator."""
+def measure(program: tuple[str, ...]) -> str:
+    """Return the row's two numbers, which this file, run by the emulator, measures."""
     with tempfile.NamedTemporaryFile() as file:
         emulate = [sys.executable, "-m", "workbench", "emulate", "--gpu", GPU, "--"]
         command = [sys.executable, __file__, file.name, *program]
@@ -84,7 +84,7 @@ def measured(program: tuple[str, ...]) -> str:
 
 
 def train(program: tuple[str, ...]) -> dict[str, int]:
-    """The peaks of a training, on the device and on the host."""
+    """Train, and return the peaks on the device and on the host, in bytes."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -127,7 +127,7 @@ def trainer_of(model: Any, folder: str) -> Any:
 
 
 def with_library(trainer: Any, program: tuple[str, ...]) -> AbstractContextManager[Any]:
-    """What a library does to the trainer, and what it wants around each step."""
+    """Change the trainer as a library asks, and return the context that it wants around each step."""
     import torch
 
     if "trl" in program:
@@ -147,15 +147,18 @@ def with_library(trainer: Any, program: tuple[str, ...]) -> AbstractContextManag
 def surround_steps(trainer: Any, surroundings: AbstractContextManager[Any]) -> None:
     step = trainer.training_step
 
-    def surrounded_step(*args: Any, **kwargs: Any) -> Any:
+    def step_in_context(*args: Any, **kwargs: Any) -> Any:
         with surroundings:
             return step(*args, **kwargs)
 
-    trainer.training_step = surrounded_step
+    trainer.training_step = step_in_context
 
 
 def bytes_of_states(optimizer: Any) -> int:
-    """On the host without being pinned: torchao's optimizer has one of PyTorch's for each parameter."""
+    """Return the bytes of states that are on the host and not pinned.
+
+    They are torchao's, whose optimizer has one of PyTorch's for each parameter.
+    """
     total = 0
     for of_parameter in vars(optimizer).get("optim_dict", {}).values():
         for state in of_parameter.state.values():

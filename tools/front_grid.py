@@ -1,4 +1,4 @@
-"""What the site's front page can be asked, of which of it there are predictions, and how it answers the rest.
+"""The questions that the site's front page takes, those of them that are predicted, and how it answers the rest.
 
 Between two points of the grid the page interpolates along the tokens of a pass. That is nearly right, because attention
 without stored probabilities and all else that grows is affine in them, and they count the same in long and in short
@@ -30,7 +30,7 @@ from workbench.techniques import (
     Technique,
 )
 
-Points = dict[str, dict[str, list[list[int]]]]  # by model and set the rows of COLUMNS, the fewest tokens first
+Points = dict[str, dict[str, list[list[int]]]]  # rows of COLUMNS by model and set, the fewest tokens first
 
 REFERENCE = GPUS["a100-80gb"]
 MODELS = {
@@ -44,7 +44,7 @@ MODELS = {
     "Qwen/Qwen3-4B": "Qwen3 4B",
     "meta-llama/Llama-3.1-8B": "Llama 3.1 8B",
 }
-# ways to train, of which one is chosen; on a card without bf16 arithmetic mixed precision is fp16
+# A visitor chooses one of these ways to train; on a card without bf16 arithmetic mixed precision is fp16.
 MODES: dict[str, tuple[Technique, ...]] = {
     "full": (),
     "mixed": (MixedPrecision(),),
@@ -52,7 +52,7 @@ MODES: dict[str, tuple[Technique, ...]] = {
     "lora": (Lora(), MixedPrecision()),
     "qlora": (Qlora(), MixedPrecision()),
 }
-ADAPTERS = ("lora", "qlora")  # their gradients are so small that a micro-batch needs what a batch of its size needs
+ADAPTERS = ("lora", "qlora")  # gradients are so small here that a micro-batch needs what a batch of its size needs
 SWITCHES: dict[str, Technique] = {
     "gelu": FusedGelu(),
     "chunk": ChunkedCrossEntropy(),
@@ -62,13 +62,13 @@ ACCUMULATED = "acc"  # a switch too: one sequence at a time
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
 LENGTHS = (256, 384, 512, 768, 1024, 1536, 2048)
 GPT2_LENGTH = 1024
-POINTS_LENGTH = 1024  # of all points but the first and the last
+POINTS_LENGTH = 1024  # tokens; all points but the first and the last have sequences of this length
 SHAPES = ((1, 256), (1, 1024), (4, 1024), (8, 1024), (16, 1024))
 LONG_SHAPES = ((1, 256), (1, 1024), (4, 1024), (8, 1024), (16, 2048))
-MICRO_BATCHES = 2  # which need what any more need
+MICRO_BATCHES = 2  # more of them need the same memory
 CATEGORIES = ("weights", "gradients", "optimizer_states", "activations", "logits_and_loss", "temporaries")
-COLUMNS = ("tokens", "reserved", "allocated", *CATEGORIES)  # MiB, but the first
-MARGIN_MIB = 64  # of what was not predicted in this very shape for cards of this kind
+COLUMNS = ("tokens", "reserved", "allocated", *CATEGORIES)  # all but the first are in MiB
+MARGIN_MIB = 64  # allowed for what was not predicted in this very shape for cards of this kind
 
 FITS = "fits"
 OVER = "over"
@@ -77,7 +77,7 @@ CLOSE = "close"
 
 @dataclass(frozen=True)
 class Choice:
-    """What a visitor of the page can choose, without the card."""
+    """A visitor's choice on the page, without the card."""
 
     model: str
     mode: str
@@ -91,7 +91,7 @@ class Choice:
 
     @property
     def tokens(self) -> int:
-        """Of a pass through the model."""
+        """The tokens of one pass through the model."""
         sequences = 1 if self.accumulates else self.batch
         return self.length * sequences
 
@@ -136,12 +136,12 @@ def is_gpt2(model: str) -> bool:
 
 
 def modes_of(model: str) -> list[str]:
-    """QLoRA is for models that are large."""
+    """Return the ways to train a model: QLoRA is for large ones alone."""
     return [mode for mode in MODES if mode != "qlora" or not is_gpt2(model)]
 
 
 def switches_of(model: str) -> list[str]:
-    """Only GPT-2's activation function is written out in Python."""
+    """Return a model's switches. Only GPT-2 has an activation function that is written out in Python, for `gelu`."""
     return [name for name in SWITCHES if name != "gelu" or is_gpt2(model)]
 
 
@@ -161,7 +161,7 @@ def suits(model: str, mode: str, length: int, gpu: Gpu) -> bool:
 
 
 def sets_of(model: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every way to train with every combination of switches, but without accumulation."""
+    """Yield every way to train with every combination of switches, but without accumulation."""
     names = switches_of(model)
     for mode in modes_of(model):
         for is_on in product((False, True), repeat=len(names)):
@@ -181,7 +181,7 @@ def grid() -> Iterator[Choice]:
 
 
 def key_of_grid() -> str:
-    """Changes with every recipe of the grid, with the libraries' releases and with `committed.GENERATION`."""
+    """Return a digest that changes with any recipe of the grid, the libraries' releases and `committed.GENERATION`."""
     digest = hashlib.sha256()
     for choice in grid():
         digest.update(committed.key(choice.recipe(), REFERENCE.name).encode())
@@ -193,7 +193,7 @@ def key_of_grid() -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """In MiB: `need` with what the allocator keeps, `tensors` without, both with CUDA's context."""
+    """The page's answer in MiB, with CUDA's context: `need` with what the allocator keeps, `tensors` without."""
 
     need: float
     tensors: float
@@ -201,13 +201,13 @@ class Answer:
 
 
 def extra_mib(gpu: Gpu) -> float:
-    """What the card takes beside the points: CUDA's context, and cuBLAS's two workspaces beyond the reference's."""
+    """Return what a card takes beside the points: CUDA's context, and by how much cuBLAS's two workspaces differ."""
     workspaces = 2 * (gpu.cublas_workspace_bytes - REFERENCE.cublas_workspace_bytes)
     return (gpu.context_bytes_estimate + workspaces) / MIB
 
 
 def answer(points: Points, choice: Choice, gpu: Gpu) -> Answer:
-    """Of the point with as many tokens, or between the one before and the one after."""
+    """Answer from the point with as many tokens, or from the one before and the one after."""
     rows = points[choice.model][choice.curve]
     index = bisect_left(rows, choice.tokens, key=itemgetter(0))
     after = rows[index]
@@ -232,8 +232,11 @@ def between(before: int, after: int, part: float) -> float:
 
 
 def verdict(reserved: float, allocated: float, gpu: Gpu, margin: float) -> str:
-    """It fits with all that the allocator would keep; it does not without any of that; between them PyTorch gives back
-    what it keeps, and it may or may not be enough."""
+    """Judge a choice on a card by its MiB, with and without what the allocator would keep.
+
+    It fits if all of that fits, and is over if the tensors alone do not. Between the two PyTorch gives back what it
+    keeps, which may or may not be enough.
+    """
     room = gpu.memory_bytes / MIB - extra_mib(gpu)
     if reserved + margin <= room:
         return FITS
@@ -243,9 +246,9 @@ def verdict(reserved: float, allocated: float, gpu: Gpu, margin: float) -> str:
 
 
 @cache
-def predicted_shapes() -> frozenset[Choice]:
+def choices_of_grid() -> frozenset[Choice]:
     return frozenset(grid())
 
 
 def is_predicted(choice: Choice) -> bool:
-    return choice in predicted_shapes()
+    return choice in choices_of_grid()

@@ -1,4 +1,4 @@
-"""The site's front page from its template, `docs/front/index.html`, and what `tools/front_page.py` has predicted.
+"""Fill in the site's front page: the template is `docs/front/index.html`, `tools/front_page.py` predicted the numbers.
 
 `docs/conf.py` puts it into the site. Without an address of the repository the page has no link to one, and its picture
 has a relative address, which other sites do not follow.
@@ -21,7 +21,7 @@ DESCRIPTION = (
     "What fine-tuning GPT-2, Qwen, Llama or SmolLM needs of your GPU, which techniques make it fit, and what each "
     "costs. Predicted on PyTorch's own allocator; lessons, a live panel and plain scripts."
 )
-# of readers without JavaScript, at 8 × 1,024 tokens
+# Readers without JavaScript see a table of these sets, at 8 × 1,024 tokens.
 TABLE = {
     "as the Trainer runs it": "full",
     "checkpointing and chunked loss": "full+chunk+ckpt",
@@ -31,8 +31,8 @@ TABLE = {
 TOKENS = 8192
 
 
-def filled(repository: str = "") -> str:
-    """The page. `repository` is an address on GitHub, or nothing."""
+def fill_page(repository: str = "") -> str:
+    """Return the page in HTML. `repository` is an address on GitHub, or nothing."""
     data = json.loads(DATA.read_text(encoding="utf-8"))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string((FRONT / "index.html").read_text(encoding="utf-8"))
@@ -48,13 +48,13 @@ def filled(repository: str = "") -> str:
         check_words=check_in_words(data["check"]),
         headline=data["headline"],
         table=table(data),
-        step=Markup(step_on_card(GradientCheckpointing()).data),  # as lesson 03 has it
+        step=Markup(step_on_card(GradientCheckpointing()).data),  # the picture of lesson 03
         data=Markup(script_data),
     )
 
 
 def table(data: dict[str, Any]) -> dict[str, Any]:
-    """GiB that each model needs on a card like the reference, with CUDA's context."""
+    """Return the GiB that each model needs on a card like the reference, with CUDA's context."""
     tokens = data["columns"].index("tokens")
     reserved = data["columns"].index("reserved")
     context = data["made"]["context"]

@@ -1,9 +1,9 @@
 """Make what the site's front page knows: `python tools/front_page.py`, which takes about half an hour.
 
 The page answers without a kernel, so it has predictions of a grid (`front_grid.py`). This makes them on an emulated
-A100 (`make emulator`), and writes `data/front/predictions.json`. It may be stopped: what was
-predicted waits in `build/front`. Then it predicts choices that are not on the grid, each for the card it names, and
-writes how far the page's answer is off. `picture` draws what other sites show of a link.
+A100 (`make emulator`), and writes `data/front/predictions.json`. It may be stopped: what was predicted waits in
+`build/front`. Then it predicts choices that are not on the grid, each for the card it names, and writes how far the
+page's answer is off. `picture` draws what other sites show of a link.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from front_grid import (
     suits,
     switches_of,
 )
-from front_html import DATA, FRONT, PICTURE, filled
+from front_html import DATA, FRONT, PICTURE, fill_page
 
 from workbench import __version__
 from workbench.base.errors import UnavailableError
@@ -98,7 +98,7 @@ MODES_IN_WORDS = {
         "command": ["qlora", "mixed_precision"],
     },
 }
-PRICES = {"gelu": 0, "acc": 1, "chunk": 2, "ckpt": 3}  # by what each slows a step
+PRICES = {"gelu": 0, "acc": 1, "chunk": 2, "ckpt": 3}  # a higher price slows a step more
 HEADLINE = (
     GradientCheckpointing(),
     ChunkedCrossEntropy(),
@@ -113,7 +113,7 @@ HEADLINE_WORDS = (
 )
 HEADLINE_GPU = "rtx4060"
 PER_PROCESS = 20  # a card's process keeps some 80 MB of each prediction, and gets slower with them
-TIME_LIMIT_S = 600.0  # where others have the processors, too
+TIME_LIMIT_S = 600.0  # enough even where other programs keep the processors busy
 LEFT_OUT = 100
 SEED = 45
 
@@ -131,10 +131,10 @@ class Kept:
                 self.rows[row["key"]] = row
 
     def predict(self, recipe: Recipe, gpu: Gpu) -> dict[str, Any]:
-        """What the page needs of a prediction, in MiB."""
+        """Return what the page needs of a prediction, in MiB."""
         key = committed.key(recipe, gpu.name)
         if key not in self.rows:
-            prediction = emulated(recipe, gpu)
+            prediction = ask_emulator(recipe, gpu)
             row = {"key": key, "source": prediction.source, "fits": prediction.fits, **columns(prediction)}
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
@@ -146,8 +146,8 @@ class Kept:
         return self.rows[key]
 
 
-def emulated(recipe: Recipe, gpu: Gpu) -> Prediction:
-    """As `predict` makes it, and keeps it nowhere: 1,500 timelines are many. Raises as that."""
+def ask_emulator(recipe: Recipe, gpu: Gpu) -> Prediction:
+    """Predict and raise as `predict` does, and keep nothing: 1,500 timelines are many."""
     return ask_card(gpu, predict_on_card, recipe, False, time_limit=TIME_LIMIT_S)
 
 
@@ -178,8 +178,8 @@ def make_points(kept: Kept) -> Points:
 # ---- how far that is off ----
 
 
-def left_out() -> list[tuple[Choice, Gpu]]:
-    """Choices between the points, drawn; those of a card one after the other, since each has a process."""
+def draw_choices() -> list[tuple[Choice, Gpu]]:
+    """Draw choices between the points. Those of a card follow one another, since each card has a process."""
     draw = random.Random(SEED)
     drawn: list[tuple[Choice, Gpu]] = []
     while len(drawn) < LEFT_OUT:
@@ -196,11 +196,11 @@ def left_out() -> list[tuple[Choice, Gpu]]:
     return sorted(drawn, key=lambda pair: pair[1].name)
 
 
-def checked(points: Points, kept: Kept) -> dict[str, Any]:
-    """Each choice predicted for its own card, and held against what the page says of it."""
+def check_choices(points: Points, kept: Kept) -> dict[str, Any]:
+    """Predict each drawn choice for its own card, and hold that against what the page says of it."""
     rows = []
-    for choice, gpu in left_out():
-        row = compared(points, kept, choice, gpu)
+    for choice, gpu in draw_choices():
+        row = compare(points, kept, choice, gpu)
         errors = f"need {row['error']:+.1%}, tensors {row['tensors_error']:+.1%}"
         print(f"{row['choice']}: {row['verdict']}, {errors}", flush=True)
         rows.append(row)
@@ -216,7 +216,7 @@ def checked(points: Points, kept: Kept) -> dict[str, Any]:
     }
 
 
-def compared(points: Points, kept: Kept, choice: Choice, gpu: Gpu) -> dict[str, Any]:
+def compare(points: Points, kept: Kept, choice: Choice, gpu: Gpu) -> dict[str, Any]:
     page_says = answer(points, choice, gpu)
     real = kept.predict(choice.recipe(gpu), gpu)
     context = gpu.context_bytes_estimate / MIB
@@ -239,7 +239,7 @@ def make_all() -> None:
     points = make_points(kept)
     data = {
         "made": made_facts(len(list(grid()))),
-        "check": checked(points, kept),
+        "check": check_choices(points, kept),
         "headline": headline(),
         "columns": COLUMNS,
         "margin": MARGIN_MIB,
@@ -271,11 +271,11 @@ def made_facts(predictions: int) -> dict[str, Any]:
 
 
 def headline() -> dict[str, Any]:
-    """GPT-2 XL on a small card, in words."""
+    """Return the page's headline: GPT-2 XL on a small card, in words and numbers."""
     gpu = GPUS[HEADLINE_GPU]
     recipe = recipe_of("gpt2-xl", list(HEADLINE), 8, 1024)
-    prediction = emulated(recipe, gpu)
-    billions = prediction.trainable_parameters // 10**8 / 10  # as it is called: 1.5
+    prediction = ask_emulator(recipe, gpu)
+    billions = prediction.trainable_parameters // 10**8 / 10  # rounded down, since people say 1.5 billion
     allocated = f"{prediction.peak_allocated_bytes / GIB:.1f}"
     return {
         "words": f"GPT-2 XL, all {billions} billion parameters, in {allocated} GiB",
@@ -291,11 +291,11 @@ def headline() -> dict[str, Any]:
 
 
 def switch_facts() -> dict[str, dict[str, Any]]:
-    """In the order in which the page has them; `price` orders sets of equally many, the cheapest first."""
+    """Return the switches in the page's order; `price` orders sets of equally many, the cheapest first."""
     techniques = {ACCUMULATED: GradientAccumulation(), **SWITCHES}
     facts = {}
     for name, technique in techniques.items():
-        settings = "=steps:{batch}" if name == ACCUMULATED else ""  # which the page fills in
+        settings = "=steps:{batch}" if name == ACCUMULATED else ""  # the page fills in {batch}
         facts[name] = {
             "title": technique.title,
             "costs": technique.costs,
@@ -343,7 +343,7 @@ def model_facts(model: str, curves: dict[str, list[list[int]]]) -> dict[str, Any
 
 
 def make_picture() -> None:
-    """A browser draws the top of the page, 1,200 by 630 pixels."""
+    """Let a browser draw the top of the page, 1,200 by 630 pixels."""
     from playwright.sync_api import sync_playwright
 
     browser = shutil.which("chromium") or shutil.which("google-chrome")
@@ -353,7 +353,7 @@ def make_picture() -> None:
         for name in ("front.css", "front.js"):
             shutil.copy(FRONT / name, folder)
         page_file = Path(folder) / "index.html"
-        page_file.write_text(filled(), encoding="utf-8")
+        page_file.write_text(fill_page(), encoding="utf-8")
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         page = chromium.new_page(viewport={"width": 1200, "height": 630}, color_scheme="light")
         page.goto(page_file.as_uri())

@@ -36,7 +36,7 @@ from workbench.training.run import run
 
 @dataclass(frozen=True)
 class Rung:
-    """What is added to the rung before; of a technique that is there already, this one counts.
+    """A rung adds techniques to those of the rung before, or replaces them where they have the same name.
 
     `gpu` is the card that the rung is for, if not the ladder's, and `memory` what it has where that is not all.
     """
@@ -105,7 +105,7 @@ PEERS = (
 SCRIPTS = Path(__file__).resolve().with_name("peers")
 SHAPE: dict[str, Any] = {"effective_batch_size": 8, "sequence_length": 1024, "steps": 3}
 
-# of every set of techniques alike: the learning rate with the smallest held-out loss, then so many seeds
+# Every set of techniques gets the learning rate with its smallest held-out loss, and then so many seeds.
 SEARCHED: dict[str, Any] = {"model": "gpt2-tiny", "steps": 12, "dropout": 0.0}
 SEEDS = 3
 LOSSES = ["held_out_loss", "held_out_loss_spread", "loss_difference", "loss_verdict", "learning_rate", "speed_ratio"]
@@ -126,26 +126,26 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def as_text(table: pd.DataFrame) -> str:
-    """A table without the bytes of each category, which only the files have."""
+    """Return a table as text, without the bytes of each category, which only the files have."""
     columns = [name for name in table if name == "peak_allocated_bytes" or not name.endswith("_bytes")]
     formats = {"peak_allocated_bytes": format_bytes}
     return table[columns].to_string(index=False, float_format="{:.4g}".format, formatters=formats)
 
 
 def headline() -> Iterator[tuple[str, pd.DataFrame]]:
-    """Every table, with its title."""
+    """Yield every table with its title."""
     for ladder in (SMALL, LARGE):
         yield ladder.title, memory(ladder)
         cards = on_cards(ladder)
         if len(cards):
             yield f"{ladder.title}: on smaller and smaller cards", cards
     title = f"Held-out loss and speed of {SEARCHED['model']}, {SEARCHED['steps']} steps on this CPU"
-    yield title, losses([*climbed(SMALL), *climbed(LARGE)])
+    yield title, losses([*climb(SMALL), *climb(LARGE)])
     yield "What other programs need for GPT-2 124M, 8 × 1,024 tokens a step", peers()
 
 
-def climbed(ladder: Ladder) -> list[Recipe]:
-    """The recipes of a ladder's rungs."""
+def climb(ladder: Ladder) -> list[Recipe]:
+    """Return the recipes of a ladder's rungs."""
     recipes = []
     techniques: dict[str, Technique] = {}
     for rung in ladder.rungs:
@@ -156,9 +156,9 @@ def climbed(ladder: Ladder) -> list[Recipe]:
 
 
 def memory(ladder: Ladder) -> pd.DataFrame:
-    """What each rung needs: bytes, and floating-point operations of a step beside those of the first rung."""
+    """Predict each rung: its bytes, and its floating-point operations a step beside those of the first rung."""
     rows = []
-    for rung, recipe in zip(ladder.rungs, climbed(ladder), strict=True):
+    for rung, recipe in zip(ladder.rungs, climb(ladder), strict=True):
         prediction = predict(recipe, rung.gpu or ladder.gpu)
         row = {
             "label": " + ".join(rung.adds) or "plain",
@@ -176,9 +176,9 @@ def memory(ladder: Ladder) -> pd.DataFrame:
 
 
 def on_cards(ladder: Ladder) -> pd.DataFrame:
-    """Of the rungs that name a card: whether a run there ends, and one on the rung before."""
+    """Run each rung that names a card on that card, and the rung before it, and return how both ended."""
     columns = ["card", "memory", "the rung before", "this rung"]
-    recipes = climbed(ladder)
+    recipes = climb(ladder)
     rows = []
     for number, rung in enumerate(ladder.rungs):
         if rung.gpu:
@@ -190,7 +190,7 @@ def on_cards(ladder: Ladder) -> pd.DataFrame:
 
 
 def how_it_ended(recipe: Recipe, gpu: str, memory: str | None) -> str:
-    """A run's status on an emulated card. The allocator may have what CUDA's context leaves of the memory."""
+    """Return a run's status on an emulated card. The allocator may have what CUDA's context leaves of the memory."""
     cap = None
     if memory:
         cap = parse_bytes(memory, "headline") - find_gpu(gpu).context_bytes_estimate
@@ -203,8 +203,9 @@ def how_it_ended(recipe: Recipe, gpu: str, memory: str | None) -> str:
 
 
 def losses(recipes: Iterable[Recipe]) -> pd.DataFrame:
-    """The held-out loss of each set of techniques on the small model, at its best rate, the verdict on it, and its
-    speed beside the baseline's, where others left the machine alone.
+    """Return the held-out loss of each set of techniques on the small model, at its best rate, and the verdict on it.
+
+    Its speed beside the baseline's is there too, where others left the machine alone.
     """
     cpu = Device.find("cpu")
     small_recipes = {}
@@ -219,7 +220,10 @@ def losses(recipes: Iterable[Recipe]) -> pd.DataFrame:
 
 
 def on_the_small_model(recipe: Recipe, cpu: Device) -> Recipe | None:
-    """What needs a GPU and changes no loss is left out. None for a set that needs one and changes it."""
+    """Return a recipe for the small model and this CPU, without techniques that need a GPU and change no loss.
+
+    None: a technique needs a GPU and changes the loss.
+    """
     techniques = []
     for technique in recipe.techniques:
         if not technique.missing(cpu):
@@ -230,7 +234,7 @@ def on_the_small_model(recipe: Recipe, cpu: Device) -> Recipe | None:
 
 
 def peers(gpu: str = "rtx3090") -> pd.DataFrame:
-    """What other programs need for a step of the same model and batch: each runs as it is, on the emulated GPU."""
+    """Run other programs as they are on the emulated GPU, and return what a step of this model and batch needs."""
     rows = []
     for peer in PEERS:
         title = peer.title
@@ -239,12 +243,12 @@ def peers(gpu: str = "rtx3090") -> pd.DataFrame:
             continue
         if peer.package:
             title += f", {peer.package} {version(peer.package)}"
-        rows.append((title, emulated_peak(peer, gpu), f"emulated:{gpu}"))
+        rows.append((title, peak_of(peer, gpu), f"emulated:{gpu}"))
     return pd.DataFrame(rows, columns=["program", "peak_allocated_bytes", "source"])
 
 
-def emulated_peak(peer: Peer, gpu: str) -> Any:
-    """Bytes that were allocated; NA of a program that used no card."""
+def peak_of(peer: Peer, gpu: str) -> Any:
+    """Return the most bytes that a program allocated on the emulated GPU; NA: it used no card."""
     script, *arguments = peer.command
     command = ["python", str(SCRIPTS / script), *arguments]
     emulation = emulate(command, find_gpu(gpu), history=False, output=sys.stderr)

@@ -56,7 +56,7 @@ def write_times() -> None:
 
 
 def runs_shown(executed: nbformat.NotebookNode) -> int:
-    """The rows of its tables of records."""
+    """Count the rows of a notebook's tables of records."""
     count = 0
     for cell in executed.cells:
         for output in cell.get("outputs", []):

@@ -43,14 +43,14 @@ def main() -> None:
 
 
 def content_lines(text: str) -> Iterator[str]:
-    """Without comments and empty lines."""
+    """Yield the lines that are neither comments nor empty."""
     for line in text.splitlines():
         if line.strip() and not line.startswith("#"):
             yield line
 
 
 def pins(text: str) -> dict[str, str]:
-    """`name==version` to the platforms that it is for, as in PEP 508; empty where it is for all."""
+    """Map each `name==version` to the platforms that it is for, as in PEP 508; empty where it is for all."""
     platforms_by_pin = {}
     for line in content_lines(text):
         pin, _, platforms = line.partition(";")
@@ -60,7 +60,7 @@ def pins(text: str) -> dict[str, str]:
 
 
 def entries(lock: str) -> dict[str, set[str]]:
-    """`name==version` to its hashes, which a lock has on lines of their own: a backslash joins them."""
+    """Map each `name==version` to its hashes, which a lock has on lines of their own: a backslash joins them."""
     hashes_by_pin = {}
     for line in content_lines(lock.replace("\\\n", " ")):
         pin, *parts = line.split()

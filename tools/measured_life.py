@@ -1,5 +1,5 @@
-"""A run's life, measured: the phases of `predict --life` really run, a few steps, an evaluation, a generation, a
-checkpoint, and on from it. `python tools/measured_life.py gpt2-tiny cpu`, or a folder's model and `cuda`.
+"""Measure a run's life: the phases of `predict --life` really run, which are a few steps, an evaluation, a generation,
+a checkpoint, and a start from it. `python tools/measured_life.py gpt2-tiny cpu`, or a folder's model and `cuda`.
 
 `tests/prediction/test_life.py` holds the predicted life against it; `data/reference/h100/life.csv` is five such lives.
 """
@@ -24,15 +24,17 @@ from workbench.prediction.emulated_life import NoMeter, Walk
 from workbench.prediction.phases import Habits, Peak
 from workbench.training.arguments import build_training_arguments
 from workbench.training.job import Job, prepare
-from workbench.training.ongoing import RealDevice
+from workbench.training.ongoing import DeviceBehaviour
 from workbench.training.run import only_run
 from workbench.training.trainer import MeteredTrainer, build_trainer
 from workbench.training.world import World
 
 
 def measure_life(recipe: Recipe, device: str, habits: Habits) -> tuple[Peak, ...]:
-    """Of each phase the most on the device, and by how much the process's resident memory had grown since before the
-    load. Where memory runs out, the phases until then.
+    """Run the phases of a life, and return the peaks of each, until memory runs out.
+
+    A peak is the most bytes on the device, and by how much the process's resident memory had grown since before the
+    load.
 
     Raises:
         ConfigurationError: something cannot be used; nothing was loaded.
@@ -57,7 +59,7 @@ def measure_life(recipe: Recipe, device: str, habits: Habits) -> tuple[Peak, ...
 
 
 class DeviceTracker(HostTracker):
-    """Of a CPU, which has no allocator to ask."""
+    """The tracker of a CPU's tensors, since a CPU has no allocator to ask."""
 
     kinds = ("cpu",)
 
@@ -83,10 +85,10 @@ class MeasuredWalk(Walk):
         return resident_peak() - self.resident_before
 
     def give_memory(self, phase: str) -> None:
-        pass  # it has what it has
+        pass  # a real device has the memory that it has
 
     def load(self) -> Any:
-        model = RealDevice().load(self.job).to(self.device)
+        model = DeviceBehaviour().load(self.job).to(self.device)
         if self.device.type == "cpu":  # the tracker has not seen weights that come out of a file
             self.host.label([*model.parameters(), *model.buffers()], Category.WEIGHTS)
         return model
@@ -94,7 +96,7 @@ class MeasuredWalk(Walk):
     def build_trainer(self, model: Any) -> MeteredTrainer:
         held_out = self.job.data["eval_dataset"]
         count = self.habits.held_out_rows or len(held_out)
-        rows = [row % len(held_out) for row in range(count)]  # more than there are: from the first one again
+        rows = [row % len(held_out) for row in range(count)]  # more rows than there are begin again at the first
         data = self.job.data | {"eval_dataset": held_out.select(rows)}
         settings = self.job.arguments | {"report_to": "none"}
         arguments = build_training_arguments(settings, self.device.type, self.scratch)
@@ -102,8 +104,11 @@ class MeasuredWalk(Walk):
 
 
 def resident_peak() -> int:
-    """The peak of this process's resident memory since the last call. Only Linux tells it (VmHWM, which a 5 in
-    clear_refs resets: `man 5 proc`); elsewhere what is resident now, a lower bound."""
+    """Return the peak of this process's resident memory since the last call, in bytes.
+
+    Only Linux tells it (VmHWM, which a 5 in clear_refs resets: `man 5 proc`). Elsewhere it is what is resident now, a
+    lower bound.
+    """
     with suppress(OSError):
         status = Path("/proc/self/status").read_text()
         Path("/proc/self/clear_refs").write_text("5")

@@ -1,4 +1,4 @@
-"""Which techniques go together: every pair measured, emulated, or refused with the reason.
+"""Find which techniques go together: every pair is measured, emulated, or refused with the reason.
 
     python tools/pairs.py --save data/reference/cpu/gpt2-tiny/pairs.csv     # all, on the embedded model: 45 minutes
     python tools/pairs.py --technique lora --technique gradient_checkpointing
@@ -62,7 +62,7 @@ def pairs(
     device: str | None = None,
     folder: Path | None = None,
 ) -> pd.DataFrame:
-    """Every technique alone and every pair of them, at their default settings, on one recipe.
+    """Run every technique alone and every pair of them, at their default settings, on one recipe.
 
     A pair that a recipe refuses costs nothing; the others are run; what this machine cannot run is run on an emulated
     H100, where an emulator is set up. The columns are those of `workbench.advise.pairs`, `peak_allocated_bytes` and
@@ -76,7 +76,7 @@ def pairs(
     chosen = sorted(REGISTRY if names is None else names)
     alone = [(name, name) for name in chosen]
     wanted = alone + list(combinations(chosen, 2))
-    here = measured(recipe.baseline, wanted, partial(run, device=device, reuse=True, folder=folder))
+    here = run_pairs(recipe.baseline, wanted, partial(run, device=device, reuse=True, folder=folder))
     lacking = here[here["verdict"] == UNAVAILABLE]
     if lacking.empty or not place.is_set_up():
         return here
@@ -87,16 +87,16 @@ def pairs(
 
 
 def on_the_card(baseline: Recipe, lacking: list[tuple[str, str]], folder: Path | None) -> pd.DataFrame:
-    """The rows of these pairs, emulated: with them run their techniques alone, which they are held against."""
+    """Return the rows of these pairs on an emulated card, where their techniques run alone too, for comparison."""
     names = sorted(set(chain.from_iterable(lacking)))
     alone = [(name, name) for name in names]
-    wanted = list(dict.fromkeys(alone + lacking))  # some of which are lacking, too
-    table = measured(baseline, wanted, partial(run, device=CARD, reuse=True, folder=folder))
+    wanted = list(dict.fromkeys(alone + lacking))  # each once: a technique alone may be lacking too
+    table = run_pairs(baseline, wanted, partial(run, device=CARD, reuse=True, folder=folder))
     return table.set_index(["one", "other"]).loc[lacking].reset_index()
 
 
-def measured(baseline: Recipe, wanted: list[tuple[str, str]], run_recipe: RunRecipe) -> pd.DataFrame:
-    """A row for each pair that is wanted, run on one device."""
+def run_pairs(baseline: Recipe, wanted: list[tuple[str, str]], run_recipe: RunRecipe) -> pd.DataFrame:
+    """Run each pair that is wanted on one device, and return a row for each."""
     baseline_peak = run_recipe(baseline).peak_allocated_bytes or 0
     rows = []
     for first, second in wanted:
@@ -105,7 +105,7 @@ def measured(baseline: Recipe, wanted: list[tuple[str, str]], run_recipe: RunRec
     table = pd.DataFrame(rows, columns=columns).astype({"peak_allocated_bytes": "Int64"})
     peaks = table["peak_allocated_bytes"]
     table["saved_fraction"] = 1 - peaks / baseline_peak
-    # what the pair saves beyond the better of the two techniques alone
+    # A pair is compared with the better of its two techniques alone: does it save more?
     is_pair = table["one"] != table["other"]
     alone = table[~is_pair].set_index("one")["peak_allocated_bytes"]
     both_alone = pd.concat([table["one"].map(alone), table["other"].map(alone)], axis=1)
@@ -115,7 +115,7 @@ def measured(baseline: Recipe, wanted: list[tuple[str, str]], run_recipe: RunRec
 
 
 def verdict(recipe: Recipe, names: set[str], run_recipe: RunRecipe) -> tuple[str, str, int | None, str]:
-    """The verdict, its reason, and the peak with its source."""
+    """Return the verdict on some techniques together, its reason, and the peak in bytes with its source."""
     try:
         for name in sorted(names):
             recipe = recipe | REGISTRY[name]()

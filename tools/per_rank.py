@@ -1,4 +1,4 @@
-"""The memory of one rank, for GPT-2 of three sizes on 1 to 8 emulated GPUs: data/reference/ranks.csv and ranks.md.
+"""Predict one rank's memory, for GPT-2 of three sizes on 1 to 8 emulated GPUs: data/reference/ranks.csv and ranks.md.
 
     python tools/per_rank.py [MODEL …]
 
@@ -21,7 +21,7 @@ from workbench.training.ranks.shards import SHARDS
 MODELS = ("gpt2", "gpt2-medium", "gpt2-xl")
 RANKS = (1, 2, 4, 8)
 GPU = "h100"
-BATCH = 8  # of one rank
+BATCH = 8  # sequences of one rank in a step
 LENGTH = 1024
 TECHNIQUES = ("", "gradient_checkpointing")
 TIME_LIMIT_S = 500
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def row(model: str, technique: str, shard: str, ranks: int) -> dict[str, object]:
-    """One cell, or why there is none."""
+    """Predict one cell; a remark says why there is none."""
     recipe = Recipe(
         model=model,
         effective_batch_size=BATCH * ranks,
@@ -71,7 +71,7 @@ def row(model: str, technique: str, shard: str, ranks: int) -> dict[str, object]
 
 
 def rows_of_others(models: Sequence[str]) -> pd.DataFrame:
-    """What the file has of other models."""
+    """Return the rows of other models that the file has already."""
     if not CSV.exists():
         return pd.DataFrame()
     table = pd.read_csv(CSV).fillna({"technique": ""})
@@ -83,7 +83,7 @@ def order_of_models(names: pd.Series) -> pd.Series:
 
 
 def text(table: pd.DataFrame) -> str:
-    """A table for each model, with and without the technique."""
+    """Return the page: a table for each model, with and without the technique."""
     lines = [HEAD]
     for (model, technique), rows in table.groupby(["model", "technique"], sort=False):
         lines.append(f"\n## {', '.join(filter(None, [model, technique]))}\n")

@@ -27,7 +27,7 @@ from programs import (
     Row,
     Table,
     command_of,
-    copied,
+    copy_program,
     emulator,
     lacking_checkout,
     link,
@@ -73,17 +73,17 @@ def main() -> int:
 
 
 def outcome(program: Row, checkouts: Path, python: str, cpu_python: str) -> Row:
-    """What became of one script."""
+    """Plan for one script in a copy of its checkout, and return what became of it."""
     reason = lacking_checkout(program, checkouts)
     if reason:
         return {"refused": reason}
     variables = OFFLINE | program.get("environment", {})
-    with copied(program, checkouts) as folder, change_environment(variables), chdir(folder):
-        return planned(program, python, cpu_python)
+    with copy_program(program, checkouts) as folder, change_environment(variables), chdir(folder):
+        return make_plan(program, python, cpu_python)
 
 
-def planned(program: Row, python: str, cpu_python: str) -> Row:
-    """The plan for a script in this folder."""
+def make_plan(program: Row, python: str, cpu_python: str) -> Row:
+    """Plan for the script in this folder, and compare its losses with the changed one's where both can be run."""
     making = [str(REAL / "made_for_plans.py"), *program.get("made", ())]
     data = quietly([cpu_python, *making])
     is_drawn = data.returncode == 0
@@ -118,7 +118,7 @@ def replace_text(file: Path, old: str, new: str) -> None:
 
 
 def smaller_budget(command: list[str], gpu: str) -> int:
-    """CUDA's context, and a part of what the script reserves as it is."""
+    """Return CUDA's context and a part of what the script reserves as it is, in bytes."""
     context = find_gpu(gpu).context_bytes_estimate
     as_it_is = search.fit(command, gpu, time_limit_s=SECONDS)
     return context + int(SHARE * (as_it_is.needed_bytes - context))
@@ -148,7 +148,7 @@ def row_of(fit: search.Fit, budget: int, python: str) -> Row:
 
 
 def losses_of_both(command: list[str], written: tuple[str, ...], python: str) -> Row:
-    """Of the script, and of the changed one, which the plan says how to run by itself."""
+    """Return the losses of the script, and of the changed one, whose command is in the plan."""
     row: Row = {"losses": losses_on_the_cpu(shlex.join(command), python)}
     (changed,) = [line for line in written if line.startswith(BY_ITSELF)]
     if isinstance(row["losses"], list):
@@ -158,7 +158,7 @@ def losses_of_both(command: list[str], written: tuple[str, ...], python: str) ->
 
 
 def losses_on_the_cpu(command: str, python: str) -> list[float] | str:
-    """Those of the first steps; or why there are none."""
+    """Return the losses of the first steps, or why there are none."""
     parts = shlex.split(command)
     variables = dict(os.environ)
     while "=" in parts[0]:
@@ -178,7 +178,7 @@ def losses_on_the_cpu(command: str, python: str) -> list[float] | str:
 
 
 def without_folders(line: str, python: str) -> str:
-    """The folders of this machine are nobody's concern."""
+    """Leave out the folders of this machine, which are nobody's concern."""
     line = line.replace(python, "python")
     line = line.replace(f"{Path.cwd()}{os.sep}", "")
     return re.sub(r"/\S*/site-packages/", "", line)
@@ -188,12 +188,12 @@ def without_folders(line: str, python: str) -> str:
 
 
 def page(table: Table, results: Table) -> str:
-    """The table as people read it."""
+    """Return the table as people read it, in Markdown."""
     counts: Counter[str] = Counter()
     for row in results.values():
         if row.get("candidates"):
             counts["changed"] += 1
-            counts["equal"] += row["written_reserved_bytes"] == planned_bytes(row)
+            counts["equal"] += row["written_reserved_bytes"] == bytes_of_plan(row)
         if isinstance(row.get("losses_changed"), list):
             counts["compared"] += 1
             counts["alike"] += difference(row) < AS_ROUNDED
@@ -221,7 +221,7 @@ def page(table: Table, results: Table) -> str:
 
 
 def cells_of(row: Row) -> list[str]:
-    """As it is, the plan, what was written, and the losses."""
+    """Return four cells: the script as it is, the plan, what was written, and the losses."""
     if "refused" in row:
         return ["", row["refused"], "", ""]
     need = f"{format_bytes(row['needed_bytes'])}, of {format_bytes(row['budget_bytes'])}"
@@ -241,14 +241,14 @@ def plan_in_words(row: Row) -> str:
 def written_in_words(row: Row) -> str:
     reserved = row["written_reserved_bytes"]
     if not reserved:
-        return row["written"][-1].strip() if row["written"] else ""  # above it stands the patch
-    if reserved == planned_bytes(row):
+        return row["written"][-1].strip() if row["written"] else ""  # the patch stands above
+    if reserved == bytes_of_plan(row):
         return f"{reserved:,} bytes, as planned"
-    return f"{reserved:,} bytes, the plan had {planned_bytes(row):,}"
+    return f"{reserved:,} bytes, the plan had {bytes_of_plan(row):,}"
 
 
-def planned_bytes(row: Row) -> int:
-    """Of the first answer, which is the one that is written."""
+def bytes_of_plan(row: Row) -> int:
+    """Return what the plan's first answer reserves; that answer is the one that is written."""
     reserved: int = row["candidates"][0]["reserved_bytes"]
     return reserved
 
@@ -265,7 +265,7 @@ def losses_in_words(row: Row) -> str:
 
 
 def difference(row: Row) -> float:
-    """Of the losses, at most, as a part of them."""
+    """Return the largest difference of two losses, as a part of the script's loss."""
     pairs = zip(row["losses"], row["losses_changed"], strict=True)
     return max(abs(changed - loss) / max(abs(loss), 1e-12) for loss, changed in pairs)
 

@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def train_tokenizer(texts: list[str], output: Path) -> PreTrainedTokenizerFast:
-    """A GPT-2 tokenizer (byte-level BPE) with 4,096 entries, the last one being the end of text."""
+    """Train a GPT-2 tokenizer (byte-level BPE) with 4,096 entries, the last one being the end of text."""
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(texts, vocab_size=VOCABULARY - 1, min_frequency=2, show_progress=False)
     bpe.add_special_tokens([END])
@@ -76,7 +76,7 @@ def train_tokenizer(texts: list[str], output: Path) -> PreTrainedTokenizerFast:
 
 
 def split_tokens(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """The last 2 % of every book is held out. Returns train tokens, held-out tokens and held-out characters."""
+    """Hold out the last 2 % of every book. Return both parts' tokens, and how many characters are held out."""
     train_tokens: list[int] = []
     held_out_tokens: list[int] = []
     characters = 0
@@ -106,7 +106,7 @@ def new_model() -> GPT2LMHeadModel:
 
 
 def optimizers(model: GPT2LMHeadModel, optimizer_name: str) -> list[Optimizer]:
-    """AdamW of all parameters; or Muon of the matrices in the layers, and AdamW of the rest."""
+    """Return AdamW for all parameters; or AdamW for the rest, and Muon for the matrices in the layers."""
     matrices = []
     rest = []
     for name, parameter in model.named_parameters():
@@ -120,13 +120,13 @@ def optimizers(model: GPT2LMHeadModel, optimizer_name: str) -> list[Optimizer]:
 
 
 def learning_rate_factor(progress: float) -> float:
-    """Linear warm-up over 2 % of the steps, then cosine to zero."""
+    """Return the factor of a linear warm-up over 2 % of the steps, and then of a cosine to zero."""
     warm_up = min(progress / 0.02, 1.0)
     return warm_up * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def draw(tokens: torch.Tensor, length: int, generator: torch.Generator) -> torch.Tensor:
-    """(B, T) blocks at random places, B * T = TOKENS_PER_STEP."""
+    """Draw (B, T) blocks at random places, B * T = TOKENS_PER_STEP."""
     starts = torch.randint(len(tokens) - length, (TOKENS_PER_STEP // length,), generator=generator)
     return torch.stack([tokens[start : start + length] for start in starts])
 

@@ -66,8 +66,11 @@ def try_all(
     in_words: Callable[[Row], str],
     page: Callable[[Table, Table], str],
 ) -> Table:
-    """Those that are named, or all. What comes of each is printed, and written at once: as JSON and beside it as a
-    page, in the order of the table, with what is there already of the others that it still has."""
+    """Try the programs that are named, or all, and return the results of all.
+
+    What comes of each is printed, and written at once, as JSON and beside it as a page. Both are in the order of the
+    table, and keep the earlier results of programs that it still has.
+    """
     results: Table = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     for name, program in table.items():
         if names and name not in names:
@@ -85,7 +88,7 @@ def checkout_of(program: Row, checkouts: Path) -> Path:
 
 
 def lacking_checkout(program: Row, checkouts: Path) -> str:
-    """Why there is none at the program's commit; empty if there is."""
+    """Say why there is no checkout at the program's commit; empty if there is one."""
     checkout = checkout_of(program, checkouts)
     commit = quietly(["git", "-C", str(checkout), "rev-parse", "HEAD"]).stdout.strip()
     if commit == program["commit"]:
@@ -94,8 +97,8 @@ def lacking_checkout(program: Row, checkouts: Path) -> str:
 
 
 @contextmanager
-def copied(program: Row, checkouts: Path) -> Iterator[Path]:
-    """The program's folder in a copy of its checkout, which is there meanwhile."""
+def copy_program(program: Row, checkouts: Path) -> Iterator[Path]:
+    """Copy the checkout for as long as the context is open, and return the program's folder in the copy."""
     checkout = checkout_of(program, checkouts)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, checkout.name)
@@ -116,7 +119,7 @@ def quietly(command: list[str], **options: Any) -> "subprocess.CompletedProcess[
 
 
 def link(name: str, program: Row) -> str:
-    """To the program, at its commit."""
+    """Return a link to the program, at its commit."""
     return f"[{name}](https://github.com/{program['repository']}/tree/{program['commit']}/{program.get('folder', '')})"
 
 
@@ -124,15 +127,15 @@ def link(name: str, program: Row) -> str:
 
 
 def outcome(program: Row, checkouts: Path, python: str) -> Row:
-    """What became of one program."""
+    """Run one program in a copy of its checkout, and return what became of it."""
     reason = program.get("not_run") or lacking_checkout(program, checkouts)
     if reason:
         return {"outcome": "not run", "cause": reason}
-    with copied(program, checkouts) as folder, tempfile.TemporaryDirectory() as aside:
-        return ran(program, folder, Path(aside, "counted"), python)
+    with copy_program(program, checkouts) as folder, tempfile.TemporaryDirectory() as aside:
+        return run_program(program, folder, Path(aside, "counted"), python)
 
 
-def ran(program: Row, folder: Path, counted: Path, python: str) -> Row:
+def run_program(program: Row, folder: Path, counted: Path, python: str) -> Row:
     counted.mkdir()
     variables = os.environ | OFFLINE | program.get("environment", {})
     reason = install_packages(program, counted.with_name("packages"), variables, python)
@@ -141,16 +144,16 @@ def ran(program: Row, folder: Path, counted: Path, python: str) -> Row:
         return {"outcome": "not run", "cause": reason}
     put_in_front(variables, REAL / "counting")
     variables["COUNTED_IN"] = str(counted)
-    done = quietly(emulated_command(program, python), cwd=folder, env=variables)
+    done = quietly(command_on_card(program, python), cwd=folder, env=variables)
     try:
         report = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         return {"outcome": "failed", "cause": last_line(done.stderr)}
-    return judged(program, report, figures_of(report, counted), done.stderr)
+    return judge(program, report, figures_of(report, counted), done.stderr)
 
 
 def install_packages(program: Row, folder: Path, variables: dict[str, str], python: str) -> str:
-    """Its own, if it names any, beside those of the interpreter. Why that failed; nothing if it did not."""
+    """Install the packages that a program names, beside the interpreter's. Say why that failed; empty if it did not."""
     if "packages" not in program:
         return ""
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"]
@@ -162,7 +165,7 @@ def install_packages(program: Row, folder: Path, variables: dict[str, str], pyth
 
 
 def make_data(program: Row, folder: Path, variables: dict[str, str], python: str) -> str:
-    """What it wants to find in its folder. Why that failed; nothing if it did not."""
+    """Make the data that a program wants in its folder. Say why that failed; empty if it did not."""
     if not program.get("made"):
         return ""
     # on a card too: torchvision's CUDA build needs a PyTorch with CUDA even to be imported
@@ -173,8 +176,8 @@ def make_data(program: Row, folder: Path, variables: dict[str, str], python: str
     return ""
 
 
-def emulated_command(program: Row, python: str) -> list[str]:
-    """On its card, until it ends or its time is over."""
+def command_on_card(program: Row, python: str) -> list[str]:
+    """Return the command that runs a program on its card, until it ends or its time is over."""
     options = ["--gpu", program.get("gpu", "t4"), "--ranks", str(program.get("ranks", 1))]
     options += ["--timeout", str(program.get("seconds", 120)), "--json"]
     return [*emulator(python), *options, "--", *command_of(program, python)]
@@ -186,7 +189,10 @@ def put_in_front(variables: dict[str, str], folder: Path) -> None:
 
 
 def figures_of(report: Row, counted: Path) -> Row:
-    """Of its processes the largest, as the emulator reports it, and as it was counted in the process itself."""
+    """Return the largest figures of a program's processes.
+
+    The emulator reports the peaks; the least bytes and the steps were counted in the processes themselves.
+    """
     processes = report["processes"]
     devices = chain.from_iterable(process["devices"] for process in processes)
     counts = [json.loads(path.read_text()) for path in counted.glob("*.json")]
@@ -204,8 +210,8 @@ def largest(rows: Iterable[Row], name: str) -> int:
     return max((row[name] for row in rows), default=0)
 
 
-def judged(program: Row, report: Row, figures: Row, stderr: str) -> Row:
-    """Unchanged, failed or wrong, with the cause."""
+def judge(program: Row, report: Row, figures: Row, stderr: str) -> Row:
+    """Judge whether a program ran unchanged, failed or has a wrong peak, and give the cause."""
     status = report["exit_status"]
     used_a_gpu = any(process["devices"] for process in report["processes"])
     verdict = {"outcome": "failed"}
@@ -231,7 +237,7 @@ def innermost_lines(stack: str) -> str:
 
 
 def last_line(text: str) -> str:
-    """The innermost error of what was written, without the paths of this machine."""
+    """Return the last error of what was written, without the paths of this machine."""
     last = "nothing was written"
     last_error = ""
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -258,7 +264,7 @@ def in_words(row: Row) -> str:
 
 
 def page(table: Table, results: Table) -> str:
-    """The table as people read it."""
+    """Return the table as people read it, in Markdown."""
     outcomes = Counter(row["outcome"] for row in results.values())
     counts = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if name in outcomes)
     lines = [
@@ -279,13 +285,13 @@ def page(table: Table, results: Table) -> str:
             verdict += f": {row['cause']}".replace("|", "/")
         cells = [link(name, program), program["kind"], program.get("gpu", "t4"), verdict]
         cells += cells_of_figures(row)
-        cells.append(published(program, row))
+        cells.append(compare_with_authors(program, row))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def cells_of_figures(row: Row) -> list[str]:
-    """The peak, what it held at the least, and steps, of a program that ran."""
+    """Return the peak, what was held at the least, and the steps; empty unless the program ran."""
     if row["outcome"] != "unchanged":
         return ["", "", ""]
     bound = "≥ " if row["at_least"] else ""
@@ -293,8 +299,8 @@ def cells_of_figures(row: Row) -> list[str]:
     return [peak, f"{row['least_bytes'] / MIB:,.1f}", str(row["steps"])]
 
 
-def published(program: Row, row: Row) -> str:
-    """What the authors say of the peak, and how far off ours is: equal if it is so when it is rounded as theirs."""
+def compare_with_authors(program: Row, row: Row) -> str:
+    """Return the peak that the authors published, and how far off ours is; equal: it is so when rounded as theirs."""
     if "published" not in program or row["outcome"] != "unchanged":
         return ""
     theirs = program["published"]["gigabytes"]

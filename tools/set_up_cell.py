@@ -14,8 +14,8 @@ if importlib.util.find_spec("workbench") is None:
     wanted = ["REQUIREMENT"]
     if "google.colab" not in sys.modules and "KAGGLE_KERNEL_RUN_TYPE" not in os.environ:
         raise ModuleNotFoundError(f"The workbench is missing here. Install it: pip install {shlex.join(wanted)}")
-    # What the platform has stays as it is, PyTorch with its CUDA above all: pip gets a list of what it may not change.
-    # Where nothing can be installed beside all of that, the list is PyTorch and its libraries alone.
+    # The platform's packages stay as they are, PyTorch with its CUDA above all: pip gets a list of what it may not
+    # change. If nothing can be installed beside all of them, the list is PyTorch and its libraries alone.
     everything = {}
     torch_alone = {}
     for package in distributions():

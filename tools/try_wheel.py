@@ -64,8 +64,8 @@ WITH_EXTRA = [
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build the wheel and use it in an empty environment.")
-    parser.add_argument("--torch", default=pinned("torch"))
-    parser.add_argument("--transformers", default=pinned("transformers"))
+    parser.add_argument("--torch", default=pin_of("torch"))
+    parser.add_argument("--transformers", default=pin_of("transformers"))
     parser.add_argument(
         "--libraries", choices=("pinned", "newest", "oldest"), default="pinned", help="oldest: all at the lower bounds"
     )
@@ -87,11 +87,11 @@ def works(args: argparse.Namespace, folder: Path) -> bool:
     start = time.monotonic()
     programs = install(wheel, folder, args.python, versions, "[lessons]" if args.lessons else "")
     print(f"     {time.monotonic() - start:6.1f} s  pip install", flush=True)
-    before = installed_files(folder)
+    before = files_of_package(folder)
     fine = True
     for trial in TRIALS + (WITH_EXTRA if args.lessons else WITHOUT_EXTRA):
         fine &= try_command(programs, folder, trial)
-    written = installed_files(folder) - before
+    written = files_of_package(folder) - before
     if written:
         print(f"FAIL written into the installed package: {sorted(map(str, written))}")
     return fine and not written
@@ -101,9 +101,9 @@ def works(args: argparse.Namespace, folder: Path) -> bool:
 
 
 def versions_for(args: argparse.Namespace, requirements: list[Requirement]) -> dict[str, str]:
-    """Of the libraries that shall not come in their newest version."""
+    """Return the version of each library that shall not come in its newest one."""
     if args.platform:
-        return kept(args.platform, requirements)
+        return versions_on(args.platform, requirements)
     if args.libraries == "oldest":
         return lower_bounds(requirements, "lessons" if args.lessons else "")
     if args.libraries == "newest":
@@ -111,13 +111,13 @@ def versions_for(args: argparse.Namespace, requirements: list[Requirement]) -> d
     return {"torch": args.torch, "transformers": args.transformers}
 
 
-def pinned(name: str) -> str:
+def pin_of(name: str) -> str:
     versions = dict(pin.split("==") for pin in pins(PINS.read_text(encoding="utf-8")))
     return versions[name]
 
 
-def wanted(requirements: list[Requirement], extra: str) -> list[Requirement]:
-    """What the wheel brings by itself and with that extra."""
+def requirements_with(requirements: list[Requirement], extra: str) -> list[Requirement]:
+    """Return what the wheel requires by itself and with that extra."""
     chosen = []
     for requirement in requirements:
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
@@ -126,27 +126,28 @@ def wanted(requirements: list[Requirement], extra: str) -> list[Requirement]:
 
 
 def lower_bounds(requirements: list[Requirement], extra: str) -> dict[str, str]:
-    """Name and version of each `name>=version` that is wanted."""
+    """Map the name to the version of each `name>=version` that is required."""
     versions = {}
-    for requirement in wanted(requirements, extra):
+    for requirement in requirements_with(requirements, extra):
         for bound in requirement.specifier:
             if bound.operator == ">=":
                 versions[requirement.name] = bound.version
     return versions
 
 
-def kept(platform: str, requirements: list[Requirement]) -> dict[str, str]:
-    """What the platform has, without what lies outside of the wheel's ranges."""
-    ranges = {canonical(requirement.name): requirement.specifier for requirement in wanted(requirements, "lessons")}
+def versions_on(platform: str, requirements: list[Requirement]) -> dict[str, str]:
+    """Return the versions that the platform has and the wheel allows."""
+    all_requirements = requirements_with(requirements, "lessons")
+    ranges = {canonical(requirement.name): requirement.specifier for requirement in all_requirements}
     versions = {}
-    for name, version in published(platform).items():
+    for name, version in read_platform(platform).items():
         if version in ranges.get(name, SpecifierSet()):
             versions[name] = version.public
     return versions
 
 
-def published(platform: str) -> dict[str, Version]:
-    """What Colab or Kaggle has of what concerns us, by canonical name."""
+def read_platform(platform: str) -> dict[str, Version]:
+    """Read which versions Colab or Kaggle has of the libraries that concern us, by canonical name."""
     text = (ROOT / "data" / "platforms" / f"{platform}.txt").read_text(encoding="utf-8")
     versions = {}
     for line in content_lines(text):
@@ -159,7 +160,7 @@ def published(platform: str) -> dict[str, Version]:
 
 
 def build_wheel(folder: Path) -> Path:
-    """Without the network: the build backend is one of the pins."""
+    """Build the wheel without the network: the build backend is one of the pins."""
     options = ("--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
     subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(ROOT)], check=True)
     (wheel,) = folder.glob("*.whl")
@@ -167,7 +168,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def wheel_requirements(wheel: Path) -> list[Requirement]:
-    """`Requires-Dist` of its metadata, of all its extras too."""
+    """Read `Requires-Dist` in the wheel's metadata, which has the requirements of all extras too."""
     name, version, *_ = wheel.name.split("-")
     with ZipFile(wheel) as archive:
         text = archive.read(f"{name}-{version}.dist-info/METADATA")
@@ -175,7 +176,7 @@ def wheel_requirements(wheel: Path) -> list[Requirement]:
 
 
 def install(wheel: Path, folder: Path, python: str, versions: dict[str, str], extra: str) -> Path:
-    """The `bin` folder of a new environment with nothing in it but the wheel and what that requires."""
+    """Install the wheel and what it requires, nothing else, into a new environment, and return its `bin` folder."""
     environment = folder / "environment"
     subprocess.run([python, "-m", "venv", str(environment)], check=True)
     programs = environment / ("Scripts" if os.name == "nt" else "bin")
@@ -187,7 +188,7 @@ def install(wheel: Path, folder: Path, python: str, versions: dict[str, str], ex
     return programs
 
 
-def installed_files(folder: Path) -> set[Path]:
+def files_of_package(folder: Path) -> set[Path]:
     (package,) = folder.rglob("site-packages/workbench")
     return {path for path in package.rglob("*") if "__pycache__" not in path.parts}
 
@@ -196,7 +197,7 @@ def installed_files(folder: Path) -> set[Path]:
 
 
 def try_command(programs: Path, folder: Path, trial: Trial) -> bool:
-    """Run in the folder `empty`, with a home of its own and nothing of this checkout in the environment."""
+    """Run a trial in the folder `empty`, with a home of its own and nothing of this checkout in the environment."""
     empty = folder / "empty"
     empty.mkdir(exist_ok=True)
     start = time.monotonic()

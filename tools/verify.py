@@ -1,4 +1,4 @@
-"""Predictions held against measurements on this machine's device, or on an emulated GPU.
+"""Hold predictions against measurements on this machine's device, or on an emulated GPU.
 
     python tools/verify.py                          # data/reference/grid.json, on the fastest device here
     python tools/verify.py --device emulated:t4     # data/reference/emulated/grid.json, by the shadow
@@ -38,7 +38,7 @@ REFERENCE = DATA / "reference"
 GRID = REFERENCE / "grid.json"
 EMULATED_GRID = REFERENCE / "emulated" / "grid.json"
 VERIFIED_STEPS = 6  # three to warm up, which carry the tracker, and three to time
-EMULATED_STEPS = 3  # where there is nothing to time
+EMULATED_STEPS = 3  # an emulated GPU has nothing to time
 NO_ROOM = "does not fit"
 
 
@@ -108,7 +108,7 @@ def default_grid(device: str | None) -> Path:
 
 
 def recipes(path: Path = GRID) -> list[Recipe]:
-    """The configurations of a grid file."""
+    """Read the configurations of a grid file."""
     configurations = []
     for entry in json.loads(path.read_text(encoding="utf-8")):
         recipe = Recipe(
@@ -123,13 +123,13 @@ def recipes(path: Path = GRID) -> list[Recipe]:
 
 
 def gpu_of_device(device: str | None) -> str:
-    """The name in `GPUS` of a device that `run` takes. Raises as `gpu_of` and `Device.find` do."""
+    """Return the name in `GPUS` of a device that `run` takes. Raises as `gpu_of` and `Device.find` do."""
     card = find_emulated_gpu(device or "")
     return card.name if card else gpu_of(Device.find(device))
 
 
 def gpu_of(device: Device) -> str:
-    """The name in `GPUS` of a device; `cpu` for the CPU.
+    """Return the name in `GPUS` of a device; `cpu` for the CPU.
 
     Raises:
         ConfigurationError: a GPU that is not in the table.
@@ -143,7 +143,7 @@ def gpu_of(device: Device) -> str:
 
 
 def default_output(gpu: str, device: str | None = None) -> Path:
-    """Among the reference measurements."""
+    """Return the file for these checks among the reference measurements."""
     is_emulated = (device or "").startswith(DEVICE)
     folder = REFERENCE / "emulated" if is_emulated else REFERENCE
     return folder / gpu / "verification.json"
@@ -182,14 +182,14 @@ def verify(
         measured_before = read(output)
     checks = {recipe.id: measured_before.get(recipe.id) for recipe in chosen}
     for recipe in tqdm(chosen, desc="verify", unit="run"):
-        check = checks[recipe.id] or measured(recipe, device)
+        check = checks[recipe.id] or measure(recipe, device)
         checks[recipe.id] = with_prediction(check, recipe, gpu, engine)
-        write(output, list(filter(None, checks.values())), gpu)  # later ones, too, that were measured before
+        write(output, list(filter(None, checks.values())), gpu)  # checks of later recipes too
     return list(filter(None, checks.values()))
 
 
 def with_prediction(check: Check, recipe: Recipe, gpu: str, engine: str | None) -> Check:
-    """The check with what is predicted today."""
+    """Return the check with what is predicted today."""
     try:
         prediction = predict(recipe, gpu, engine=engine)
     except WorkbenchError as error:
@@ -203,8 +203,8 @@ def with_prediction(check: Check, recipe: Recipe, gpu: str, engine: str | None) 
     )
 
 
-def measured(recipe: Recipe, device: str | None) -> Check:
-    """A check without a prediction; if it failed, with the reason."""
+def measure(recipe: Recipe, device: str | None) -> Check:
+    """Measure a recipe, and return a check without a prediction; `remark` says why it failed, if it did."""
     micro_batch_size = recipe.training_arguments()["per_device_train_batch_size"]
     check = Check(recipe.label, recipe.model, micro_batch_size, recipe.sequence_length, recipe.id)
     try:
@@ -213,7 +213,7 @@ def measured(recipe: Recipe, device: str | None) -> Check:
         return replace(check, remark=NO_ROOM)
     except WorkbenchError as error:
         return replace(check, remark=str(error))
-    except RuntimeError as error:  # of the other process
+    except RuntimeError as error:  # the other process failed
         return replace(check, remark=str(error).splitlines()[-1])
     return replace(
         check,
@@ -224,10 +224,13 @@ def measured(recipe: Recipe, device: str | None) -> Check:
 
 
 def run_alone(recipe: Recipe, device: str | None) -> Record:
-    """As in a prediction, evaluation counts, and of examples of unequal length the longest come first."""
+    """Run a recipe in a process of its own.
+
+    Evaluation counts, and of examples of unequal length the longest come first, as in a prediction.
+    """
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = {"device": device, "folder": Path(folder), "longest_first": True}
-        if find_emulated_gpu(device or ""):  # which is another process anyway
+        if find_emulated_gpu(device or ""):  # a card is another process anyway
             return run(replace(recipe, steps=EMULATED_STEPS), **options)
         record: Record = launch(run, recipe, name="run", **options)
         return record
@@ -237,7 +240,10 @@ def run_alone(recipe: Recipe, device: str | None) -> Record:
 
 
 def read(output: Path) -> dict[str, Check]:
-    """What was measured under these versions of the libraries, without predictions, by the id of the recipe."""
+    """Read the checks that were measured under these versions of the libraries, by the id of the recipe.
+
+    Their predictions are left out.
+    """
     written = json.loads(output.read_text(encoding="utf-8"))
     if written["versions"] != versions():
         return {}
@@ -252,7 +258,7 @@ def read(output: Path) -> dict[str, Check]:
 
 
 def write(output: Path, checks: list[Check], gpu: str) -> None:
-    """Facts of the whole, then a line for each check."""
+    """Write facts of the whole, then a line for each check."""
     facts = json.dumps({"gpu": gpu, "versions": versions(), "summary": summary(checks)}, indent=1)
     head = facts.removesuffix("\n}")
     lines = []
@@ -267,7 +273,7 @@ def write(output: Path, checks: list[Check], gpu: str) -> None:
 
 
 def summary(checks: Sequence[Check]) -> dict[str, Any]:
-    """Mean and worst of the absolute errors, and the largest underestimate, over what was measured."""
+    """Return the mean and the worst of the absolute errors, and the largest underestimate, over what was measured."""
     allocated = [check.error for check in checks if check.error is not None]
     reserved = [check.reserved_error for check in checks if check.reserved_error is not None]
     figures: dict[str, Any] = {"configurations": len(checks), "measured": len(allocated)}
@@ -280,7 +286,7 @@ def summary(checks: Sequence[Check]) -> dict[str, Any]:
 
 
 def as_text(checks: Sequence[Check]) -> str:
-    """One line a configuration, then the summary."""
+    """Return a line for each configuration, then the summary."""
     lines = [f"{'allocated':>8} {'reserved':>8}  batch, length, model, techniques (predicted against measured)"]
     for check in checks:
         errors = f"{percent(check.error):>8} {percent(check.reserved_error):>8}"

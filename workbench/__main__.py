@@ -159,7 +159,7 @@ def _find_recipe(args: argparse.Namespace, find: Callable[[str], Any] = locate_c
     """Return the recipe that the options name, if its text and its model can be found.
 
     Args:
-        find: whether the weights are needed, `locate`, or only the config.
+        find: `locate` if the weights are needed, `locate_config` if the config is enough.
     """
     recipe = _parse_recipe(args)
     # These two refuse before torch is imported, which takes seconds.

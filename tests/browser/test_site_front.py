@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.dear, pytest.mark.xdist_group("browser")]
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     folder = tmp_path_factory.mktemp("front")
-    (folder / "index.html").write_text(front_html.filled(), encoding="utf-8")
+    (folder / "index.html").write_text(front_html.fill_page(), encoding="utf-8")
     for name in ("front.css", "front.js"):
         shutil.copy(front_html.FRONT / name, folder)
     return (folder / "index.html").as_uri()
@@ -121,5 +121,5 @@ def test_no_width_cuts_it_off_and_without_javascript_there_is_a_table(front, sub
                 front.set_viewport_size({"width": width, "height": 900})
                 assert front.evaluate("document.documentElement.scrollWidth") == width
     assert front.locator("noscript").count() == 1
-    text = front_html.filled().partition("<noscript>")[2].partition("</noscript>")[0]
+    text = front_html.fill_page().partition("<noscript>")[2].partition("</noscript>")[0]
     assert text.count("<tr>") == 1 + len(front_grid.MODELS)

@@ -135,6 +135,20 @@ def test_what_is_measured_is_compared_with_a_batch_as_large(card, tmp_path):
     assert "for the longest batch, which did not come" in need.compare(measured, False)
 
 
+def test_a_second_training_is_compared_with_its_own_batches(card, tmp_path, monkeypatch):
+    """Batches of a training that failed do not make a smaller one of the next training look as large."""
+    trainer = trainer_of(tmp_path)
+    callback = WillItFit(trainer, gpu="a100-40gb", say=lambda _: None)
+    need = callback.predict()
+    monkeypatch.setattr(callback, "predict", lambda: need)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+    callback.is_here = True
+    for rows in (2, 1):
+        callback.on_train_begin(trainer.args, trainer.state, trainer.control)
+        trainer.model(torch.ones(rows, 16, dtype=torch.long))
+        assert callback.facts["rows"] == rows
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -7,7 +7,7 @@ reserved bytes are not compared.
 import csv
 
 import pytest
-from against_speeds import KINDS, ON_AN_H100, REFERENCE, applied, candidate
+from against_speeds import KINDS, ON_AN_H100, REFERENCE, apply_label, candidate
 from verify import EMULATED_GRID, recipes
 
 from workbench.base.paths import DATA
@@ -66,6 +66,6 @@ def test_the_work_of_a_step_is_what_the_estimates_on_record_were_made_of(subtest
         rows = {row["label"]: row for row in csv.DictReader(file)}
     for label in ("baseline", "activation_offloading", "optimizer_offloading", "mixed_precision"):
         with subtests.test(label=label):
-            work = candidate(applied(ON_AN_H100, label), "h100").predicted.work
+            work = candidate(apply_label(ON_AN_H100, label), "h100").predicted.work
             recorded = [int(rows[label][kind]) for kind in KINDS]
             assert [work.get(kind, 0) for kind in KINDS] == pytest.approx(recorded, rel=0.02)

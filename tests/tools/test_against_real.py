@@ -49,13 +49,13 @@ def test_our_own_pytorch_has_run_all_that_are_not_compiled_and_another_those_tha
     assert len(whole) == 1
     for release, kept in EMULATED.items():
         if kept is not whole[0]:
-            measured = [row["id"] for row in ROWS if against_real.measured_with(row) == release]
+            measured = [row["id"] for row in ROWS if against_real.release_of(row) == release]
             assert [row["id"] for row in kept["rows"]] == measured
 
 
 def test_a_python_without_triton_leaves_out_what_is_compiled_and_says_so(monkeypatch, capsys):
     monkeypatch.setattr(against_real, "has_triton", lambda python: False)
-    monkeypatch.setattr(against_real, "repeated", lambda row, python: {"id": row["id"]})
+    monkeypatch.setattr(against_real, "repeat", lambda row, python: {"id": row["id"]})
     monkeypatch.setattr("sys.argv", ["against_real.py", "nanochat"])
     assert against_real.main() == 0
     out = capsys.readouterr().out
@@ -67,17 +67,17 @@ def test_a_snapshot_is_equal_block_by_block_and_request_by_request(monkeypatch):
     real = {"segments": {"8: +4 -4": 2, "8: +8": 1}, "requests": 7, "digest": "ab"}
     monkeypatch.setattr(against_real, "snapshots", lambda: {"whole": real})
     row = {"id": "whole", "gpu": "t4"}
-    found = against_real.counted(row, real)
+    found = against_real.compare_counts(row, real)
     assert (found["same_segments"], found["segments_equal"], found["requests_equal"]) == (3, True, True)
     moved = {"segments": {"8: +4 -4": 1, "8: -4 +4": 1, "8: +8": 1}, "requests": 7, "digest": "cd"}
-    found = against_real.counted(row, moved)
+    found = against_real.compare_counts(row, moved)
     assert (found["real_segments"], found["emulated_segments"], found["same_segments"]) == (3, 3, 2)
     assert not found["segments_equal"]
     assert not found["requests_equal"]
     row = {"id": "told in numbers", "gpu": "t4", "real_segments": 3, "real_requests": 8}
-    found = against_real.counted(row, {"segments": 3, "requests": 7})
+    found = against_real.compare_counts(row, {"segments": 3, "requests": 7})
     assert (found["segments_equal"], found["requests_equal"]) == (True, False)
-    assert against_real.counted({"id": "told in bytes", "gpu": "t4"}, {"allocated": 1}) == {}
+    assert against_real.compare_counts({"id": "told in bytes", "gpu": "t4"}, {"allocated": 1}) == {}
 
 
 def test_a_few_rows_are_kept_among_those_of_the_same_versions_in_the_order_of_the_rows(monkeypatch, tmp_path):
@@ -110,7 +110,7 @@ def test_the_layout_of_a_snapshot_has_no_addresses_and_the_order_of_its_requests
     told = layout.layout(here)
     assert told["segments"] == {"2048: +512 -1536": 2}
     assert told["requests"] == 2
-    assert layout.reserved(here) == 4096
+    assert layout.bytes_of_segments(here) == 4096
     later = {**here, "device_traces": [events[::-1]]}
     assert layout.layout(later)["digest"] != told["digest"]
 
@@ -124,14 +124,14 @@ def test_a_row_that_fails_or_is_not_printed_is_told_and_is_no_equal_one(monkeypa
     }
     for printed, equal in answers.items():
         done = SimpleNamespace(returncode=0, stdout=f"words\n{printed}\n", stderr="")
-        monkeypatch.setattr(against_real, "ran", lambda *_, done=done: done)
-        found = against_real.repeated(row, python)
+        monkeypatch.setattr(against_real, "run_script", lambda *_, done=done: done)
+        found = against_real.repeat(row, python)
         assert (found["allocated_equal"], found["reserved_equal"]) == equal
     for done in (
         SimpleNamespace(returncode=1, stdout="", stderr="RuntimeError: no\n"),
         SimpleNamespace(returncode=0, stdout="nothing\n", stderr=""),
     ):
-        monkeypatch.setattr(against_real, "ran", lambda *_, done=done: done)
-        assert "failed" in against_real.repeated(row, python)
+        monkeypatch.setattr(against_real, "run_script", lambda *_, done=done: done)
+        assert "failed" in against_real.repeat(row, python)
     assert against_real.summary([{"id": "a", "failed": "x"}]) == {"rows": 1, "failed": 1}
     assert "failed: RuntimeError: no" in capsys.readouterr().out

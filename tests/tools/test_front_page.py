@@ -66,24 +66,24 @@ def test_what_the_allocator_keeps_decides_between_fits_and_too_much(reserved, al
 
 
 def test_the_check_was_of_other_choices_and_no_verdict_was_wrong():
-    drawn = front_page.left_out()
+    drawn = front_page.draw_choices()
     assert DATA["check"]["choices"] == len(drawn) == 100
-    assert not front_grid.predicted_shapes() & {made for made, _ in drawn}
+    assert not front_grid.choices_of_grid() & {made for made, _ in drawn}
     assert DATA["check"]["wrong"] == 0
 
 
 def test_the_page_has_an_address_of_the_repository_only_if_there_is_one():
-    page = front_html.filled()
+    page = front_html.fill_page()
     assert "https://github.com" not in page
     assert 'content="front.png"' in page
     address = "https://github.com/someone/somewhere"
-    linked = front_html.filled(f"{address}.git")
+    linked = front_html.fill_page(f"{address}.git")
     assert f'<a href="{address}">Repository</a>' in linked
     assert f'content="{address}/raw/main/docs/front/front.png"' in linked
 
 
 def test_the_page_is_small_and_says_what_it_is():
-    page = front_html.filled()
+    page = front_html.fill_page()
     files = [front_html.FRONT / name for name in ("front.css", "front.js")]
     assert len(page.encode()) + sum(file.stat().st_size for file in files) < 300_000
     assert (front_html.FRONT / front_html.PICTURE).stat().st_size < 150_000
@@ -98,6 +98,6 @@ def test_some_of_them_made_anew_are_the_same(subtests):
     small = [made for made in front_grid.grid() if made.model in ("gpt2", "HuggingFaceTB/SmolLM2-135M")]
     for made in random.sample(small, DRAWN):
         with subtests.test(choice=made):
-            anew = front_page.columns(front_page.emulated(made.recipe(), front_grid.REFERENCE))
+            anew = front_page.columns(front_page.ask_emulator(made.recipe(), front_grid.REFERENCE))
             rows = POINTS[made.model][made.curve]
             assert [made.tokens, *(anew[name] for name in front_grid.COLUMNS[1:])] in rows

@@ -11,7 +11,7 @@ from workbench.base.errors import OutOfMemoryError, UnavailableError
 
 
 def test_a_rung_has_what_those_below_it_have_and_of_a_name_the_last():
-    recipes = headline.climbed(SMALL)
+    recipes = headline.climb(SMALL)
     assert recipes[0].techniques == ()
     for below, above in pairwise(recipes[:-1]):
         assert set(below.techniques) < set(above.techniques)
@@ -31,7 +31,7 @@ def test_a_rung_is_told_beside_the_first_one(monkeypatch):
     monkeypatch.setattr(headline, "predict", predict)
     table = headline.memory(LARGE)
     assert asked == [
-        (recipe, rung.gpu or LARGE.gpu) for recipe, rung in zip(headline.climbed(LARGE), LARGE.rungs, strict=True)
+        (recipe, rung.gpu or LARGE.gpu) for recipe, rung in zip(headline.climb(LARGE), LARGE.rungs, strict=True)
     ]
     assert table["label"].tolist()[:2] == ["plain", " + ".join(LARGE.rungs[1].adds)]
     assert table["smaller"].tolist()[:3] == [1, 2, 3]
@@ -62,7 +62,7 @@ def test_a_card_is_asked_with_the_rung_that_is_for_it_and_with_the_one_before(mo
             raise UnavailableError("no emulator")
         return SimpleNamespace(status="ok")
 
-    asked, recipes = [], headline.climbed(LARGE)
+    asked, recipes = [], headline.climb(LARGE)
     monkeypatch.setattr(headline, "run", run)
     table = headline.on_cards(LARGE)
     assert [recipe for recipe, _, _ in asked[::2]] == recipes[1:-1]
@@ -78,7 +78,7 @@ def test_sets_that_a_cpu_can_judge_are_compared_on_the_small_model(monkeypatch):
 
     asked = []
     monkeypatch.setattr(headline, "side_by_side", side_by_side)
-    table = headline.losses([*headline.climbed(SMALL), *headline.climbed(LARGE)]).set_index("techniques")
+    table = headline.losses([*headline.climb(SMALL), *headline.climb(LARGE)]).set_index("techniques")
     assert asked[0].techniques == ()
     assert {(recipe.model, recipe.dropout) for recipe in asked} == {("gpt2-tiny", 0.0)}
     assert len(set(asked)) == len(asked) == len(table)

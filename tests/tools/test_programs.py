@@ -38,10 +38,11 @@ def test_the_pages_say_what_the_results_have():
 def test_a_published_peak_is_equal_if_it_is_so_when_rounded_as_there():
     program = {"published": {"gigabytes": "13.50", "source": "https://example.org"}}
     row = {"outcome": "unchanged", "peak_allocated_bytes": 13_497_533_440}
-    assert programs.published(program, row) == "[13.50](https://example.org), equal"
+    assert programs.compare_with_authors(program, row) == "[13.50](https://example.org), equal"
     larger = {**row, "peak_allocated_bytes": 14_462_502_400}
-    assert programs.published(program, larger) == "[13.50](https://example.org), here 14.46, +7.1%"
-    assert programs.published({}, row) == programs.published(program, {**row, "outcome": "failed"}) == ""
+    assert programs.compare_with_authors(program, larger) == "[13.50](https://example.org), here 14.46, +7.1%"
+    assert programs.compare_with_authors({}, row) == ""
+    assert programs.compare_with_authors(program, {**row, "outcome": "failed"}) == ""
 
 
 DEVICE = {"peak_allocated_bytes": 1000, "peak_reserved_bytes": 2000}
@@ -71,7 +72,7 @@ def test_what_became_of_a_program(changes, counted, outcome, tmp_path, monkeypat
         return SimpleNamespace(returncode=0, stdout=json.dumps(REPORT | changes), stderr="a\nValueError: b\nc")
 
     monkeypatch.setattr(subprocess, "run", run)
-    row = programs.ran({"command": "python a.py"}, tmp_path, tmp_path / "counted", "python")
+    row = programs.run_program({"command": "python a.py"}, tmp_path, tmp_path / "counted", "python")
     assert row["outcome"] == outcome
     assert "cause" in row or outcome == "unchanged"
 
@@ -81,5 +82,5 @@ def test_a_program_without_its_checkout_or_its_data_is_not_run(tmp_path, monkeyp
     assert programs.outcome(program, tmp_path, "python")["outcome"] == "not run"
     failed = SimpleNamespace(returncode=1, stdout="", stderr="Traceback\nOSError: disk\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
-    row = programs.ran(program, tmp_path, tmp_path / "counted", "python")
+    row = programs.run_program(program, tmp_path, tmp_path / "counted", "python")
     assert row == {"outcome": "not run", "cause": "its data could not be made: OSError: disk"}

@@ -522,7 +522,7 @@ def test_what_lacks_a_package_leaves_the_unfinished_run_as_it_was(three, runs_fo
     """It could not be resumed any more if it were marked as unavailable."""
     unfinished = replace(Record.start(three), status=Status.INTERRUPTED)
     unfinished.save(runs_folder)
-    monkeypatch.setattr(job, "find_missing", lambda *_: "lora needs a package.")
+    monkeypatch.setattr(job, "why_not_on_device", lambda *_: "lora needs a package.")
     with pytest.raises(UnavailableError):
         run(three, device="cpu", resume=True)
     assert [record.status for record in read_all(runs_folder)] == [Status.INTERRUPTED, Status.UNAVAILABLE]

@@ -9,10 +9,10 @@ import tempfile
 
 os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"
 os.environ["UNSLOTH_COMPILE_DISABLE"] = "1" if "uncompiled" in sys.argv else "0"
-# else beside the caller's files
+# Unsloth would put these files beside the caller's.
 os.environ["UNSLOTH_COMPILE_LOCATION"] = f"{tempfile.gettempdir()}/unsloth_compiled_cache"
 
-from unsloth import FastModel  # which changes what is imported after it  # isort: skip
+from unsloth import FastModel  # comes first, since it changes what is imported after it  # isort: skip
 
 import torch
 from datasets import Dataset

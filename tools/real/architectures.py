@@ -137,13 +137,13 @@ def main() -> None:
     results = {}
     for name, training in trainings().items():
         empty_caches()
-        results[name] = trained(training)
+        results[name] = train(training)
     with open(sys.argv[1], "w", encoding="utf-8") as file:
         json.dump(results, file, indent=0)
 
 
 def trainings() -> dict[str, Training]:
-    """The small ones in all modes, then the whole models."""
+    """Return the small models in all modes, then the whole ones, by their names."""
     small = {}
     for architecture, config in ARCHITECTURES.items():
         for mode in MODES:
@@ -153,8 +153,8 @@ def trainings() -> dict[str, Training]:
     return small | WHOLE
 
 
-def trained(training: Training) -> list[list[tuple[int, int]]]:
-    """The peaks of each step: after its forward pass, its backward pass and its update."""
+def train(training: Training) -> list[list[tuple[int, int]]]:
+    """Return the peaks of each step: after its forward pass, its backward pass and its update."""
     model = new_model(training)
     token_ids = torch.randint(1, 30000, training.shape, device="cuda")
     model.config.use_cache = False

@@ -1,4 +1,4 @@
-"""What the scripts of this folder ask of the card that they run on: its peaks, a snapshot's layout, empty caches."""
+"""The card, as the scripts of this folder use it: its peaks, a snapshot's layout, and caches that are emptied."""
 
 import gc
 import json
@@ -8,7 +8,7 @@ from layout import layout
 
 
 def empty_caches() -> None:
-    """Before a measurement that is to know nothing of those before it."""
+    """Empty the caches, so that a measurement knows nothing of those before it."""
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()

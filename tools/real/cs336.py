@@ -91,7 +91,7 @@ def tokens(steps: int, length: int) -> Tensor:
 
 
 def attention(kind: str) -> None:
-    """Forward and backward as in the source, which keeps the warm-up's last output, and the pass before's graph."""
+    """Go forward and backward as the source, which keeps the warm-up's last output, and the graph of the last pass."""
     function: Callable[..., Tensor] = attend
     if kind == "compiled":
         function = torch.compile(attend)
@@ -270,7 +270,7 @@ def log_softmax(x: Tensor) -> Tensor:
 
 
 class AdamW(torch.optim.Optimizer):
-    """Weight by weight, each moment a new tensor, as the course writes it."""
+    """The course's AdamW, which goes weight by weight and makes each moment a new tensor."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         super().__init__(parameters, {"lr": 1e-3})

@@ -79,7 +79,7 @@ class Norm(nn.Module):
 
 
 class Rotation(nn.Module):
-    """Made anew in every layer and every step, as the source does."""
+    """A rotation that is made anew in every layer and every step, as the source does."""
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class Transformer(nn.Module):
 
 
 class AdamW(torch.optim.Optimizer):
-    """Weight by weight, in place."""
+    """The student's AdamW, which goes weight by weight, in place."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         super().__init__(parameters, {"lr": 1e-3})

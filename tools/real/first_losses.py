@@ -1,4 +1,4 @@
-"""Losses of the first steps on the CPU, as one line of JSON: first_losses.py STEPS train.py --its --arguments
+"""Print the losses of the first steps on the CPU as a line of JSON: first_losses.py STEPS train.py --its --arguments
 
 A step's loss is the sum of what its backward passes begin from, so that one batch and its parts can be compared. There
 is no dropout, whose masks would be others for the parts, and no autocast.
@@ -37,11 +37,11 @@ def count_backwards() -> None:
     backward = torch.Tensor.backward
 
     @wraps(backward)
-    def counted(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    def count_and_go_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         losses[-1] += loss.detach().double().item()
         backward(loss, *args, **kwargs)
 
-    torch.Tensor.backward = counted
+    torch.Tensor.backward = count_and_go_backward
 
 
 def end_after(steps: int) -> None:

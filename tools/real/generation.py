@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def counts(run: str) -> dict[str, object]:
-    """What the summary's columns `Peak Usage` and `Tot Alloc` have, in bytes and numbers."""
+    """Return what the summary has in its columns `Peak Usage` and `Tot Alloc`, in bytes and numbers."""
     stats = torch.cuda.memory_stats()
     return {
         "run": run,

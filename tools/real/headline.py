@@ -1,4 +1,4 @@
-"""The ladders of `tools/headline.py`, measured on a CUDA device: peaks, speeds, losses at searched rates.
+"""Measure the ladders of `tools/headline.py` on a CUDA device: peaks, speeds, losses at searched rates.
 
     python tools/real/headline.py FOLDER memory     # 124M rung by rung; XL on cards that are capped
     python tools/real/headline.py FOLDER losses     # held-out loss of new weights, three seeds
@@ -52,7 +52,7 @@ RUNGS_XL = [  # GiB of the card, and what makes GPT-2 XL fit
     (6, SMALLEST),
     (6, (*SMALLEST, "activation_offloading")),
 ]
-CONTEXT_MIB = 512  # of CUDA, which a card holds beside what the allocator may take
+CONTEXT_MIB = 512  # CUDA's context, which a card holds beside what the allocator may take
 RATES = (1e-4, 3e-4, 1e-3)
 TRAINED = [(), FLASH, BF16, FLASH_IN_BACKWARD]
 
@@ -65,23 +65,23 @@ def main() -> None:
 
 def memory(folder: Path) -> None:
     for techniques in RUNGS_124M:
-        measured(recipe("gpt2", techniques), folder)
+        measure(recipe("gpt2", techniques), folder)
     for card_gib, techniques in RUNGS_XL:
         cap = f"{card_gib * 1024 - CONTEXT_MIB}MiB"
-        measured(recipe("gpt2-xl", techniques, steps=6), folder, memory_cap=cap)
+        measure(recipe("gpt2-xl", techniques, steps=6), folder, memory_cap=cap)
 
 
 def losses(folder: Path) -> None:
-    """At each rate with the first seed, and at the best of them with two more."""
+    """Train at each rate with the first seed, and at the best of them with two more."""
     for techniques in TRAINED:
         first = recipe("gpt2", techniques, steps=120, dropout=0.0)
         loss_at = {}
         for rate in RATES:
-            record = measured(replace(first, learning_rate=rate), folder)
+            record = measure(replace(first, learning_rate=rate), folder)
             loss_at[rate] = record.held_out_loss or 1e9  # a training that broke off has none
         best = min(RATES, key=loss_at.__getitem__)
         for seed in (1, 2):
-            measured(replace(first, learning_rate=best, seed=seed), folder)
+            measure(replace(first, learning_rate=best, seed=seed), folder)
 
 
 def recipe(model: str, techniques: tuple[str, ...], **settings) -> Recipe:
@@ -93,7 +93,7 @@ def recipe(model: str, techniques: tuple[str, ...], **settings) -> Recipe:
     )
 
 
-def measured(recipe: Recipe, folder: Path, **options) -> Record:
+def measure(recipe: Recipe, folder: Path, **options) -> Record:
     began = time.monotonic()
     try:
         record = run(recipe, device="cuda", folder=folder, **options)

@@ -1,4 +1,4 @@
-"""What a memory snapshot says of the allocator, so that two can be held against each other: layout.py SNAPSHOT.pickle
+"""Sum up what a memory snapshot says of the allocator, so that two can be compared: layout.py SNAPSHOT.pickle
 
 Segments are told by their bytes and their blocks, from the beginning, `+` in use and `-` free, and counted, as their
 addresses are another's. Of the history what was requested and what was freed is kept in its order, by a digest of the
@@ -17,7 +17,7 @@ SIGNS = {"alloc": "+", "free_completed": "-"}
 
 
 def layout(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """Of the snapshot's first device: its bytes, how often each kind of segment is there, the history's requests."""
+    """Sum up a snapshot's first device: its bytes, how often each kind of segment is there, the history's requests."""
     segments = Counter(segment_text(segment) for segment in snapshot["segments"])
     requests = []
     for event in snapshot["device_traces"][0]:
@@ -26,7 +26,7 @@ def layout(snapshot: dict[str, Any]) -> dict[str, Any]:
             requests.append(f"{sign}{event['size']}")
     digest = hashlib.sha256(" ".join(requests).encode())
     return {
-        "reserved": reserved(snapshot),
+        "reserved": bytes_of_segments(snapshot),
         "segments": dict(sorted(segments.items())),
         "requests": len(requests),
         "digest": digest.hexdigest()[:16],
@@ -34,7 +34,7 @@ def layout(snapshot: dict[str, Any]) -> dict[str, Any]:
 
 
 def segment_text(segment: dict[str, Any]) -> str:
-    """`2048: +512 -1536` of a segment of 2,048 bytes whose first 512 are in use."""
+    """Return `2048: +512 -1536` for a segment of 2,048 bytes whose first 512 are in use."""
     blocks = []
     for block in segment["blocks"]:
         sign = "-" if block["state"] == "inactive" else "+"
@@ -42,7 +42,7 @@ def segment_text(segment: dict[str, Any]) -> str:
     return f"{segment['total_size']}: {' '.join(blocks)}"
 
 
-def reserved(snapshot: dict[str, Any]) -> int:
+def bytes_of_segments(snapshot: dict[str, Any]) -> int:
     return sum(segment["total_size"] for segment in snapshot["segments"])
 
 

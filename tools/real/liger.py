@@ -55,7 +55,7 @@ def head(tokens: int) -> Callable[[], object]:
     x = torch.randn(tokens, WIDTH, requires_grad=True, dtype=torch.bfloat16, device="cuda")
     target = torch.randint(VOCABULARY, (tokens, 1), device="cuda").squeeze(1)
 
-    def full(twin: nn.Module = twin) -> None:  # which lives as long as this function
+    def full(twin: nn.Module = twin) -> None:  # the twin lives as long as this function
         loss = model(x, target)
         loss.backward()
 
@@ -76,7 +76,7 @@ class Divergence(nn.Module):
         log_p = log_p.view(-1, log_p.size(-1))
         log_q = log_q.view(-1, log_q.size(-1))
         mean = torch.lerp(torch.exp(log_p), torch.exp(log_q), 0.5)
-        # the logarithm of the mean is taken twice, as there
+        # the logarithm of the mean is taken twice, as the source does
         loss = 0.5 * self.kl(torch.log(mean), log_p) + 0.5 * self.kl(torch.log(mean), log_q)
         return loss.to(self.dtype)
 
@@ -131,7 +131,7 @@ def jsd(vocabulary: int) -> Callable[[], object]:
 
 
 class RmsNorm(nn.Module):
-    """As Llama's: the normal numbers come back in bf16, the weights are float32."""
+    """A root mean square norm like Llama's: normalized numbers are bf16 again, and the weights are float32."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -148,16 +148,16 @@ class RmsNorm(nn.Module):
 def layer_norm(width: int) -> Callable[[], object]:
     layer = nn.LayerNorm(width, eps=1e-6)
     twin = nn.LayerNorm(width)
-    return normed(layer, twin, 4096, width, torch.float32)
+    return prepare_norm(layer, twin, 4096, width, torch.float32)
 
 
 def rms_norm(width: int) -> Callable[[], object]:
     layer = RmsNorm(width)
     twin = RmsNorm(width)
-    return normed(layer, twin, 2048, width, torch.bfloat16)
+    return prepare_norm(layer, twin, 2048, width, torch.bfloat16)
 
 
-def normed(
+def prepare_norm(
     layer: nn.Module,
     twin: nn.Module,
     rows: int,

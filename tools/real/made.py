@@ -1,4 +1,4 @@
-"""Data and models of random weights for the programs of `programs.toml`, which fetch theirs: made.py KIND[:ARGUMENT] …
+"""Make data and random weights for the programs of `programs.toml`, which fetch theirs: made.py KIND[:ARGUMENT] …
 
 Each kind is a function of that name; it writes where the program looks, seen from the folder it is run in. Of a text,
 the project's own Shakespeare is taken; nothing is fetched.
@@ -25,7 +25,7 @@ LLAMA_VOCABULARY = 32000
 
 
 def make(requests: list[str], kinds: Mapping[str, Callable[..., None]]) -> None:
-    """`mnist:data:60000` calls the kind `mnist` with "data" and "60000"."""
+    """Make each thing: `mnist:data:60000` calls the kind `mnist` with "data" and "60000"."""
     random.seed(0)
     for request in requests:
         kind, *arguments = request.split(":")
@@ -36,7 +36,7 @@ def make(requests: list[str], kinds: Mapping[str, Callable[..., None]]) -> None:
 
 
 def mnist(folder: str, pictures_of_train: str = "4000") -> None:
-    """Pictures of noise in the files of MNIST, as torchvision keeps them in this folder."""
+    """Write pictures of noise in the files of MNIST, as torchvision keeps them in this folder."""
     raw = new_folder(folder, "MNIST/raw")
     counts = {"train": int(pictures_of_train), "t10k": 1000}
     for part, count in counts.items():
@@ -49,7 +49,7 @@ def mnist(folder: str, pictures_of_train: str = "4000") -> None:
 
 
 def pictures() -> None:
-    """Two classes of 64 JPEG pictures of 256 x 256 in made/train and made/val."""
+    """Write two classes of 64 JPEG pictures of 256 x 256 in made/train and made/val."""
     for part in ("train", "val"):
         for label in ("a", "b"):
             folder = new_folder("made", part, label)
@@ -58,7 +58,7 @@ def pictures() -> None:
 
 
 def bsds() -> None:
-    """Twenty pictures where the super-resolution example expects the BSDS300."""
+    """Write twenty pictures where the super-resolution example expects the BSDS300."""
     for part in ("train", "test"):
         folder = new_folder("dataset/BSDS300/images", part)
         for index in range(20):
@@ -66,7 +66,7 @@ def bsds() -> None:
 
 
 def masks() -> None:
-    """32 pictures of 320 x 240 with a mask of two values each, where Pytorch-UNet expects them."""
+    """Write 32 pictures of 320 x 240 with a mask of two values each, where Pytorch-UNet expects them."""
     from PIL import Image
 
     picture_folder = new_folder("data/imgs")
@@ -79,7 +79,7 @@ def masks() -> None:
 
 
 def captions() -> None:
-    """The pictures of made/train with a caption each, as open_clip reads a table."""
+    """Write a table of the pictures of made/train with a caption each, as open_clip reads it."""
     pictures()
     lines = ["filepath\ttitle"]
     for path in sorted(Path("made/train").rglob("*.jpg")):
@@ -97,17 +97,17 @@ def noise(width: int, height: int) -> Any:
 
 
 def text() -> None:
-    """Our text as input.txt."""
+    """Write our text as input.txt."""
     shutil.copyfile(TEXT, "input.txt")
 
 
 def words() -> None:
-    """Our text as WikiText-2's training part."""
+    """Write our text as WikiText-2's training part."""
     shutil.copyfile(TEXT, new_folder("data/wikitext-2") / "train.txt")
 
 
 def enwik8() -> None:
-    """90 MB of our text over and over, as data/enwik8.gz."""
+    """Write 90 MB of our text, over and over, as data/enwik8.gz."""
     content = TEXT.read_bytes()
     with gzip.open(new_folder("data") / "enwik8.gz", "wb", compresslevel=1) as file:
         for _ in range(int(95e6) // len(content) + 1):
@@ -115,13 +115,13 @@ def enwik8() -> None:
 
 
 def c4() -> None:
-    """Our text as the documents of torchtitan's test of C4."""
+    """Write our text as the documents of torchtitan's test of C4."""
     row = {"text": TEXT.read_text(encoding="utf-8")[:20_000]}
     write_rows(new_folder("tests/assets/c4_test") / "data.json", [row] * 200)
 
 
 def characters() -> None:
-    """Our text as nanoGPT's shakespeare_char: one number a character."""
+    """Write our text as nanoGPT's shakespeare_char: one number a character."""
     content = TEXT.read_text(encoding="utf-8")
     letters = sorted(set(content))
     numbers = {letter: index for index, letter in enumerate(letters)}
@@ -137,7 +137,7 @@ def characters() -> None:
 
 
 def tokens() -> None:
-    """Random tokens as nanoGPT's openwebtext, without a vocabulary, so that it takes GPT-2's."""
+    """Write random tokens as nanoGPT's openwebtext, without a vocabulary, so that it takes GPT-2's."""
     folder = new_folder("data/openwebtext")
     for part in ("train", "val"):
         numbers = random.choices(range(GPT2_VOCABULARY), k=100_000)
@@ -145,7 +145,7 @@ def tokens() -> None:
 
 
 def stories() -> None:
-    """Random tokens as the shards of llama2.c's TinyStories."""
+    """Write random tokens as the shards of llama2.c's TinyStories."""
     folder = new_folder("data/TinyStories_all_data")
     for index in range(2):
         numbers = random.choices(range(LLAMA_VOCABULARY), k=100_000)
@@ -153,7 +153,7 @@ def stories() -> None:
 
 
 def nanochat() -> None:
-    """Our text as nanochat's documents, and a tokenizer trained on it, in made."""
+    """Write our text as nanochat's documents, and a tokenizer trained on it, in made."""
     import pyarrow
     import pyarrow.parquet
     import torch
@@ -174,14 +174,14 @@ def nanochat() -> None:
 
 
 def pieces(name: str) -> None:
-    """A vocabulary of sentencepiece, trained on our text, in NAME.model, for older classes of tokenizers."""
+    """Train a vocabulary of sentencepiece on our text, in NAME.model, for older classes of tokenizers."""
     import sentencepiece
 
     sentencepiece.SentencePieceTrainer.train(input=str(TEXT), model_prefix=name, vocab_size=1000)
 
 
 def write_numbers(file: Path, numbers: list[int]) -> None:
-    """Two bytes a number."""
+    """Write two bytes a number."""
     file.write_bytes(struct.pack(f"<{len(numbers)}H", *numbers))
 
 
@@ -189,7 +189,7 @@ def write_numbers(file: Path, numbers: list[int]) -> None:
 
 
 def conversations() -> None:
-    """64 rows of each kind that TRL's trainers and PEFT's examples read, in made/KIND."""
+    """Write 64 rows of each kind that TRL's trainers and PEFT's examples read, in made/KIND."""
     prompt = [{"role": "user", "content": "Say a line of Shakespeare, " * 20}]
     answer = [{"role": "assistant", "content": "To be, or not to be, that is the question. " * 20}]
     preferred = {"prompt": prompt, "completion": answer, "label": True}
@@ -207,7 +207,7 @@ def conversations() -> None:
 
 
 def instructions(lines: str = "30") -> None:
-    """256 rows of an instruction, an input and an output of so many lines in made/alpaca.json."""
+    """Write 256 rows of an instruction, an input and an output of so many lines in made/alpaca.json."""
     row = {
         "instruction": "Write a line as Shakespeare would. " * 8,
         "input": "",
@@ -217,7 +217,7 @@ def instructions(lines: str = "30") -> None:
 
 
 def stsb() -> None:
-    """512 pairs of sentences with a score, under the name that programs ask the hub for."""
+    """Write 512 pairs of sentences with a score, under the name that programs ask the hub for."""
     folder = new_folder("sentence-transformers/stsb")
     row = {
         "sentence1": "A man plays. " * 10,
@@ -237,7 +237,7 @@ def write_rows(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def llama() -> None:
-    """A Llama of 135 million parameters (SmolLM2's shape) with our tokenizer and a chat template, in made/llama."""
+    """Save SmolLM2's shape, a Llama of 135 million parameters, with our tokenizer and a chat template in made/llama."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -253,14 +253,14 @@ def llama() -> None:
 
 
 def distilbert() -> None:
-    """DistilBERT's shape under the name that programs ask the hub for."""
+    """Save DistilBERT's shape under the name that programs ask the hub for."""
     from transformers import DistilBertConfig, DistilBertModel
 
     save_with_tokenizer(DistilBertModel(DistilBertConfig()), "distilbert-base-uncased")
 
 
 def roberta() -> None:
-    """DistilRoBERTa's shape under the name that programs ask the hub for."""
+    """Save DistilRoBERTa's shape under the name that programs ask the hub for."""
     from transformers import RobertaConfig, RobertaForMaskedLM
 
     config = RobertaConfig(
@@ -273,7 +273,7 @@ def roberta() -> None:
 
 
 def t5() -> None:
-    """Flan-T5's base shape in made/t5, and 64 rows of tokens as FastChat prepares them."""
+    """Save Flan-T5's base shape in made/t5, and 64 rows of tokens as FastChat prepares them."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
@@ -292,7 +292,7 @@ def t5() -> None:
 
 
 def qwen() -> None:
-    """The shape of Qwen 2.5 with 0.5 billion parameters in made/qwen, with a vocabulary of bytes alone."""
+    """Save the shape of Qwen 2.5 with 0.5 billion parameters in made/qwen, with a vocabulary of bytes alone."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -312,7 +312,7 @@ def qwen() -> None:
 
 
 def autoencoder() -> None:
-    """Stable Diffusion's autoencoder under the name that DiT asks the hub for."""
+    """Save Stable Diffusion's autoencoder under the name that DiT asks the hub for."""
     from diffusers import AutoencoderKL
 
     blocks = 4
@@ -326,7 +326,7 @@ def autoencoder() -> None:
 
 
 def whisper() -> None:
-    """Whisper's tiny shape in made/tiny.pt, and half a minute of noise in made/noise.wav."""
+    """Save Whisper's tiny shape in made/tiny.pt, and half a minute of noise in made/noise.wav."""
     import torch
     from whisper.model import ModelDimensions, Whisper
 
@@ -353,7 +353,7 @@ def whisper() -> None:
 
 
 def checkpoint(name: str = "pythia-160m", dtype: str = "float32", hub_config: str = "") -> None:
-    """A model of litgpt's with random weights and our tokenizer in made/pythia, and a file of its config_hub for it."""
+    """Save a model of litgpt's with random weights and our tokenizer in made/pythia, and a file of its config_hub."""
     import torch
     from litgpt import GPT, Config
     from litgpt.utils import save_config
@@ -375,7 +375,7 @@ def checkpoint(name: str = "pythia-160m", dtype: str = "float32", hub_config: st
 
 
 def save_with_tokenizer(model: Any, folder: str) -> None:
-    """Beside the model our tokenizer, whose pairs are written as libraries of 2023 read them too."""
+    """Save a model and our tokenizer beside it, whose pairs are written as libraries of 2023 read them too."""
     from transformers import PreTrainedTokenizerFast
 
     new_folder(folder)
@@ -395,22 +395,22 @@ def our_tokenizer() -> dict[str, Any]:
     return json.loads((TOKENIZER / "tokenizer.json").read_text(encoding="utf-8"))
 
 
-def merge_lines(merges: list[str | list[str]]) -> list[str]:
-    """`h e` for each pair; newer files have the pairs as lists."""
+def merge_lines(merges: list[Any]) -> list[str]:
+    """Return `h e` for each pair; newer files have the pairs as lists."""
     return [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
 
 
-# what else a program looks for
+# other things that programs look for
 
 
 def hub(repository: str) -> None:
-    """A repository without models where torch.hub keeps those that it has fetched, if TORCH_HOME is made."""
+    """Make a repository without models where torch.hub keeps those that it has fetched, if TORCH_HOME is made."""
     folder = new_folder("made/hub", repository)
     (folder / "hubconf.py").write_text("dependencies = []\n", encoding="utf-8")
 
 
 def extension() -> None:
-    """An extension of C++ and CUDA, built where it lies; NVIDIA's compiler has to be there."""
+    """Build an extension of C++ and CUDA where it lies; NVIDIA's compiler has to be there."""
     subprocess.run([sys.executable, "setup.py", "build_ext", "--inplace"], check=True)
 
 

@@ -1,6 +1,7 @@
-"""What the programs of `plans.toml` ask the hub for, beside what `made.py` makes: made_for_plans.py KIND[:ARGUMENT] …
+"""Make what the programs of `plans.toml` ask the hub for: made_for_plans.py KIND[:ARGUMENT] …
 
-Random weights and made rows, under the names that the programs have. Words that are no kind here are made.py's.
+`made.py` makes the rest: words that are no kind here are its kinds. Weights are random and rows are made, under the
+names that the programs have.
 """
 
 import shutil
@@ -27,19 +28,19 @@ class Metric(evaluate.Metric):
 
 
 def copy(folder: str, name: str) -> None:
-    """A folder that was made, under another name."""
+    """Copy a folder that was made to another name."""
     shutil.copytree(folder, name)
 
 
 def alpaca() -> None:
-    """The rows of made/alpaca.json as a data set, in made/alpaca."""
+    """Move the rows of made/alpaca.json to a data set, in made/alpaca."""
     made.instructions()
     Path("made/alpaca").mkdir()
     shutil.move("made/alpaca.json", "made/alpaca/train.json")
 
 
 def rows(name: str, configuration: str, count: str, *columns: str) -> None:
-    """Rows of a sentence for each column, under a name of the hub and of a configuration; `label` is 0 or 1."""
+    """Write rows of a sentence for each column, under a name of the hub and of a configuration; `label` is 0 or 1."""
     folder = Path(name)
     folder.mkdir(parents=True)
     card = f"---\nconfigs:\n  - config_name: {configuration}\n    data_files:\n"
@@ -58,14 +59,14 @@ def row(columns: Iterable[str], number: int) -> dict[str, object]:
 
 
 def bert(name: str) -> None:
-    """BERT's shape."""
+    """Save BERT's shape."""
     from transformers import BertConfig, BertModel
 
     made.save_with_tokenizer(BertModel(BertConfig()), name)
 
 
 def vit(name: str) -> None:
-    """ViT-Base's shape with its image processor."""
+    """Save ViT-Base's shape with its image processor."""
     from transformers import ViTConfig, ViTImageProcessor, ViTModel
 
     ViTModel(ViTConfig()).save_pretrained(name)
@@ -73,7 +74,7 @@ def vit(name: str) -> None:
 
 
 def photographs(name: str) -> None:
-    """256 pictures of noise of ten kinds as a data set, with the columns of timm/eurosat-rgb."""
+    """Write 256 pictures of noise of ten kinds as a data set, with the columns of timm/eurosat-rgb."""
     from datasets import ClassLabel, Dataset, Features, Image
 
     picture = made.noise(64, 64)
@@ -87,7 +88,7 @@ def photographs(name: str) -> None:
 
 
 def chats() -> None:
-    """64 conversations of two turns in made/chats.json, as FastChat reads them."""
+    """Write 64 conversations of two turns in made/chats.json, as FastChat reads them."""
     question = {"from": "human", "value": SENTENCE}
     answer = {"from": "gpt", "value": SENTENCE * 3}
     conversation = {"conversations": [question, answer] * 2}
@@ -95,7 +96,7 @@ def chats() -> None:
 
 
 def metric(name: str) -> None:
-    """Where `evaluate.load` looks for a metric."""
+    """Write a metric where `evaluate.load` looks for one."""
     Path(name).mkdir()
     Path(name, f"{name}.py").write_text(METRIC, encoding="utf-8")
 

@@ -38,7 +38,7 @@ STEPS = 3
 def main() -> None:
     layers = int(sys.argv[1])
     rows = int(sys.argv[2])
-    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # as there
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # nanochat sets it too
     # the first run of a kernel times it, on copies of what it changes: a run that finds it timed may take less
     # the ranks of one torchrun share what was compiled
     compiled_files = Path(tempfile.gettempdir()) / f"nanochat-{os.getppid()}"
@@ -59,7 +59,10 @@ def main() -> None:
 
 
 def is_last() -> bool:
-    """Emulated ranks do not wait for one another, so others may still compile; they meet in PyTorch's store only."""
+    """Whether this rank ends last.
+
+    Emulated ranks do not wait for one another, so others may still compile; they meet in PyTorch's store only.
+    """
     if not dist.is_initialized():
         return True
     ended = dist.distributed_c10d._get_default_store().add("ended", 1)
@@ -79,7 +82,7 @@ def train(layers: int, rows: int) -> dict[str, int]:
     inputs, targets = batch(rows)
 
     compiled.eval()
-    evaluated, their_targets = batch(rows)  # its loader keeps them
+    evaluated, their_targets = batch(rows)  # nanochat's loader keeps these
     with torch.no_grad(), autocast:
         losses = compiled(evaluated, their_targets, reduction="none").view(-1)
         losses = (losses * (bytes_a_token[their_targets.view(-1)] > 0)).sum()
@@ -120,7 +123,7 @@ def optimizers(model: "Gpt") -> list[torch.optim.Optimizer]:
 
 
 def batch(rows: int) -> tuple[Tensor, Tensor]:
-    """One as nanochat loads them: pinned on the host, then on the card."""
+    """Return a batch as nanochat loads it: pinned on the host, then on the card."""
     tokens = torch.empty(rows * LENGTH + 1, dtype=torch.int64, pin_memory=True)
     inputs = tokens[:-1].to(torch.int32).view(rows, LENGTH)
     inputs = inputs.to("cuda", torch.int32, non_blocking=True)
@@ -189,7 +192,10 @@ class Gpt(nn.Module):
         self.head = nn.Linear(width, VOCABULARY, bias=False)
 
     def finish(self) -> None:
-        """Once the weights are on the card: embeddings in half precision, and rotations for ten times the length."""
+        """Finish the model once its weights are on the card.
+
+        Embeddings get half precision, and rotations are made for ten times the length.
+        """
         frequencies = 1.0 / 10000 ** (torch.arange(0, HEAD, 2, dtype=torch.float32, device="cuda") / HEAD)
         angles = torch.outer(
             torch.arange(10 * LENGTH, dtype=torch.float32, device="cuda"),
@@ -225,7 +231,7 @@ class Gpt(nn.Module):
 
 @torch.compile
 def orthogonal(gradient: Tensor, steps: int) -> Tensor:
-    """Newton and Schulz's iteration in half precision."""
+    """Make a gradient orthogonal by Newton and Schulz's iteration in half precision."""
     a = 3.4445
     b = -4.7750
     c = 2.0315
@@ -257,7 +263,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def update(weight: Tensor, state: dict, group: dict) -> None:
-    """One weight, as Muon does it."""
+    """Update one weight as Muon does."""
     gradient = weight.grad
     if not state:
         state["momentum"] = torch.zeros_like(gradient)
@@ -270,7 +276,7 @@ def update(weight: Tensor, state: dict, group: dict) -> None:
 
 
 class SharedMuon(torch.optim.Optimizer):
-    """Of so many weights of one shape as there are ranks, each rank updates one."""
+    """Muon whose work is shared: of as many weights of one shape as there are ranks, each rank updates one."""
 
     def __init__(self, weights: list[Tensor]) -> None:
         groups = []
@@ -287,7 +293,7 @@ class SharedMuon(torch.optim.Optimizer):
         for group in self.param_groups:
             for first in range(0, len(group["params"]), ranks):
                 weights = group["params"][first : first + ranks]
-                # where fewer weights are left than there are ranks, a filler stands in for those that are missing
+                # a filler stands in for missing weights if fewer are left than there are ranks
                 missing = ranks - len(weights)
                 mine = weights[rank] if rank < len(weights) else None
                 gradients = [weight.grad for weight in weights]
@@ -312,7 +318,7 @@ class SharedMuon(torch.optim.Optimizer):
 
 
 class SharedAdamW(torch.optim.Optimizer):
-    """Each rank has the states of its rows of each weight, and updates these."""
+    """AdamW whose work is shared: each rank has the states of its rows of each weight, and updates these."""
 
     def __init__(self, groups: list[dict]) -> None:
         defaults = {"lr": 0.004, "betas": (0.8, 0.95), "eps": 1e-10}

@@ -1,4 +1,4 @@
-"""Peaks of single operations, forward and backward, in bytes above what their inputs take: `h100/operations.csv`.
+"""Measure single operations, forward and backward, in bytes above what their inputs take: `h100/operations.csv`.
 
     python operations.py found.json
 
@@ -26,16 +26,16 @@ ATTENTION_SHAPES = (  # batch, heads, tokens
 )
 VOCABULARY = 50257
 Operation = Callable[[], Any]
-Case = tuple[str, Callable[[], Operation]]  # its name, and what makes its inputs
+Case = tuple[str, Callable[[], Operation]]  # a name, and a function that makes the inputs
 
 
 def main() -> None:
-    peaks = {name: measured(prepare) for name, prepare in cases()}
+    peaks = {name: measure(prepare) for name, prepare in cases()}
     with open(sys.argv[1], "w", encoding="utf-8") as file:
         json.dump(peaks, file, indent=0)
 
 
-def measured(prepare: Callable[[], Operation]) -> dict[str, int | None]:
+def measure(prepare: Callable[[], Operation]) -> dict[str, int | None]:
     empty_caches()
     operation = prepare()
     base = torch.cuda.memory_allocated()
@@ -151,7 +151,7 @@ def function_on(
 
 
 def conv1d(rows: int, width: int, dtype: torch.dtype) -> Operation:
-    """GPT-2's linear layer, whose weight is stored transposed."""
+    """Prepare GPT-2's linear layer, whose weight is stored transposed."""
     weight = tensor(width, 4 * width, dtype=dtype)
     bias = tensor(4 * width, dtype=dtype)
     x = tensor(rows, width, dtype=dtype)
@@ -210,7 +210,7 @@ def optimizers() -> Iterator[Case]:
 
 
 def optimizer_step(kind: Any, settings: dict[str, Any]) -> Operation:
-    """The second step of an optimizer: the first makes its states."""
+    """Prepare the second step of an optimizer: the first makes its states."""
     parameters = [tensor(768, 3072) for _ in range(24)]
     parameters.append(tensor(VOCABULARY, 768))
     for parameter in parameters:

@@ -60,12 +60,12 @@ def main() -> None:
     if not arguments.alone:
         first_touches()
         for sizes in STACKS:
-            with emptied():
+            with empty_cache():
                 stack(*sizes)
         for run in runs_before(wanted):
-            with emptied():
+            with empty_cache():
                 model_run(*run)
-    with emptied():
+    with empty_cache():
         print(json.dumps(model_run(*wanted)))
 
 
@@ -77,7 +77,7 @@ def runs_before(wanted: Run) -> list[Run]:
 
 
 @contextlib.contextmanager
-def emptied() -> Iterator[None]:
+def empty_cache() -> Iterator[None]:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     yield
@@ -86,7 +86,7 @@ def emptied() -> Iterator[None]:
 
 
 def first_touches() -> None:
-    """What the source does to see how large the CUDA context is."""
+    """Do what the source does to see how large the CUDA context is."""
     matrix = torch.randn(256, 256, device="cuda")
     (matrix @ matrix).sum().item()
     convolution = nn.Conv2d(3, 16, 3, padding=1).cuda()
@@ -139,7 +139,10 @@ def second_step(
     rate: float,
     loss_of: Callable[[], tuple],
 ) -> dict[str, int]:
-    """`loss_of` gives the loss and whatever else the source keeps until the optimizer has stepped (logits, caches)."""
+    """Return the peaks of the second step.
+
+    `loss_of` gives the loss and whatever else the source keeps until the optimizer has stepped (logits, caches).
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     for _ in range(2):
         torch.cuda.synchronize()

@@ -122,7 +122,7 @@ def run(model: nn.Module, batch: int, length: int) -> dict[str, int]:
 
 
 def then_eager(module, query, key, value, attention_mask, dropout=0.0, **_):
-    """OPT's attention of transformers 4.46, written out; the queries come scaled."""
+    """Compute OPT's attention as transformers 4.46 did, written out; the queries come scaled."""
     batch, heads, length, width = query.shape
     query = query.contiguous().view(batch * heads, length, width)
     key = key.contiguous().view(batch * heads, length, width)

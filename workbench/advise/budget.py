@@ -1,4 +1,4 @@
-"""Memory as a test: a limit that the peak of a recipe or a program must not pass, and what changed since the last time.
+"""Memory as a test: a limit for the peak of a recipe or a program, and what has changed since the peak was stored.
 
 Each table of `budget.toml` is a budget. Its usage is stored in `budget.lock.json` beside it, with the versions of the
 libraries, so that a later check can say what an upgrade has cost:
@@ -216,7 +216,7 @@ def judge(budgets: Iterable[Budget], lock: Path, update: bool = False) -> list[V
     """Predict or emulate the usage of each budget, and compare it with the usage in the file `lock`.
 
     Args:
-        update: whether the new usage is stored in place of the old one. A usage that has none before is stored anyway.
+        update: whether the new usage is stored in place of the old one. Where none is stored yet, it is stored anyway.
 
     Raises:
         ConfigurationError: the file is not one that this function wrote, or a program failed.

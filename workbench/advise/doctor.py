@@ -95,7 +95,8 @@ class Diagnosis(Result):
         predicted_bytes: the memory that the recipe is predicted to need.
         changes: single changes that fit, the best first.
         closest: the change that needs least, where no single one fits. `plan_command` looks for several.
-        note: the reason why there are no predictions, or why the recipe is predicted to fit.
+        note: the reason why there are no predictions; or, if the recipe is predicted to fit as it is, that something
+            else takes memory.
     """
 
     json_fields = (
@@ -385,7 +386,7 @@ def single_changes(
                 changed = recipe | technique
                 candidates.append(Candidate(changed, (technique,), predict(changed), baseline.budget_bytes, baseline))
     if diagnosis.phase == Phase.EVALUATION:
-        from workbench.training.arguments import complete_arguments  # it imports the Trainer, in seconds
+        from workbench.training.arguments import complete_arguments  # it imports the Trainer, which takes seconds
 
         size = complete_arguments(recipe, 0.0)["per_device_eval_batch_size"]
         while size > 1:

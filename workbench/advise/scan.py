@@ -147,7 +147,8 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5) -> Scan:
 
     Raises:
         ConfigurationError: the corpus is a stream, cannot be read, or has no text or fewer rows than a batch; a
-            technique makes examples of its own; or the recipe names an order by length, of which the message tells.
+            technique makes examples of its own; or the recipe names an order by length, about which the message says
+            what a scan without it tells.
     """
     card = find_gpu(gpu)
     if recipe.arguments.get(STRATEGY) in (GROUPED, BALANCED):
@@ -185,7 +186,7 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5) -> Scan:
             gaps = 0.0
 
     def predict_need(length: int, padding: bool = True, rows: int | None = None) -> int:
-        """Predict the bytes of a batch of this length. `rows` is a micro-batch's number, by default the recipe's."""
+        """Predict the bytes of a step with micro-batches of this length and so many rows, by default the recipe's."""
         cut = replace(recipe, sequence_length=max(length, 2))
         if rows is not None:
             cut = replace(cut, effective_batch_size=rows * accumulated)

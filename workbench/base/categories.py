@@ -23,7 +23,7 @@ class Category(StrEnum):
 
 
 class Phase(StrEnum):
-    """A part of training, as the meter tells them apart. Gradient clipping belongs to the optimizer step."""
+    """One of the parts of training that the meter tells apart. Gradient clipping belongs to the optimizer step."""
 
     FORWARD = "forward"
     BACKWARD = "backward"

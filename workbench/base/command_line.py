@@ -168,7 +168,7 @@ class _AtOnce(argparse.Action):
 
 
 def print_visibly(text: str, stream: TextIO | None) -> None:
-    """Print a text, of which nothing colours, moves or reverses what a terminal shows."""
+    """Print a text so that nothing in it colours, moves or reverses what a terminal shows."""
     if stream is None:  # Python sets sys.stdout to None if it was closed before the start
         return
     try:

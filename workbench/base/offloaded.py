@@ -1,4 +1,4 @@
-"""The account of bytes that were moved out of device memory. Who moves them books them; a record reports the peak.
+"""The account of bytes moved out of device memory. Code that moves bytes enters them; a record reports their peak.
 
     HOST.take(nbytes)     # room in host memory, held from now on
     HOST.move(nbytes)     # written there, or read back

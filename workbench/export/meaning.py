@@ -33,9 +33,9 @@ class ImportedRecipe:
 
     Attributes:
         program: the program whose settings they were, with the version whose fields were read.
-        understood: (setting, what it is in the recipe).
-        harmless: (setting, why it has no part in a prediction).
-        not_understood: (setting, what is missing for it).
+        understood: pairs (setting, what it is in the recipe).
+        harmless: pairs (setting, why it has no part in a prediction).
+        not_understood: pairs (setting, what is missing for it).
     """
 
     recipe: Recipe
@@ -64,7 +64,7 @@ class Settings:
         stated_texts: texts by stated name, `outer.inner` for what is inside of another, without what only a run knows.
         defaults: texts of the defaults, by Hugging Face's name.
         texts: texts of all settings, stated or default, by Hugging Face's name.
-        origins: the stated names that a Hugging Face's name comes from.
+        origins: by Hugging Face's name, the stated names that it comes from.
         current: Hugging Face's name by stated name.
     """
 
@@ -270,7 +270,10 @@ def apply_rule(rule: Table, texts: Texts, recipe: Recipe) -> tuple[Recipe, str]:
 
 
 def value_of(name: str, texts: list[str]) -> str:
-    """Return the value of a recipe's setting: its translation if there is one, or the product of several numbers.
+    """Return the value of a recipe's setting for the texts of other settings.
+
+    It is their translation, if FOREIGN["words"] has words for this setting; "" for a pattern, which has none. Otherwise
+    it is the one text as it is, or the product of several numbers.
 
     Raises ValueError: one of several texts is no whole number.
     """

@@ -74,7 +74,7 @@ def form_of(text: str) -> str:
     return "TOML" if ASSIGNMENT.search(text) else "YAML"
 
 
-def unique_names(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+def collect_pairs(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
     """Make a dictionary of pairs. Raises ValueError: a name is there twice; most parsers keep the last in silence."""
     settings: dict[Any, Any] = {}
     for name, value in pairs:
@@ -93,12 +93,12 @@ class Loader(yaml.SafeLoader):  # type: ignore[misc]
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        unique_names((self.construct_object(key, deep=True), None) for key, _ in node.value)
+        collect_pairs((self.construct_object(key, deep=True), None) for key, _ in node.value)
         return super().construct_mapping(node, deep=deep)
 
 
 PARSERS: dict[str, Callable[[str], Any]] = {
-    "JSON": lambda text: json.loads(text, object_pairs_hook=unique_names),
+    "JSON": lambda text: json.loads(text, object_pairs_hook=collect_pairs),
     "TOML": tomllib.loads,
     "YAML": lambda text: yaml.load(text, Loader),
 }
@@ -123,7 +123,7 @@ def read_command(text: str) -> Section:
             pairs[-1][1].append(token)
         else:
             before_options.append(token.rpartition("/")[2])
-    settings = unique_names((name, option_value(values)) for name, values in pairs)
+    settings = collect_pairs((name, option_value(values)) for name, values in pairs)
     return Section("", settings, tuple(before_options))
 
 
@@ -173,7 +173,7 @@ def call_arguments(node: ast.Call, constants: dict[str, ast.expr]) -> dict[str, 
             pairs += value.items()
         else:
             pairs.append(("**", value))
-    return unique_names((name, value) for name, value in pairs if value is not NotImplemented)
+    return collect_pairs((name, value) for name, value in pairs if value is not NotImplemented)
 
 
 def read_value(node: ast.expr, constants: dict[str, ast.expr]) -> Any:

@@ -39,7 +39,7 @@ def accelerate_configuration(recipe: Recipe, ranks: Ranks, folder: Path = Path()
     FSDP2 needs GPUs: on a CPU accelerate takes this for DDP, and shards nothing.
 
     Args:
-        folder: where DeepSpeed's own configuration lies, which is another file.
+        folder: the folder of DeepSpeed's own configuration, which is another file.
     """
     head = HEAD.format(title=SHARDS[ranks.shard]["title"])
     settings: dict[str, Any] = {

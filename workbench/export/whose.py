@@ -73,8 +73,8 @@ def program_of(section: Section) -> str:
         votes[program] = {name for name in known_settings if programs_with[name] == 1}
 
     def order(program: str) -> tuple[int, bool, int]:
-        """Return a key that sorts by votes. With as many votes programs that are not read come first, without any
-        vote last."""
+        """Return a key that sorts by votes. Among programs with equally many, those that are not read come first; among
+        those without a vote they come last."""
         return -len(votes[program]), (program in PROGRAMS) == bool(votes[program]), -len(settings_of[program])
 
     first, second = sorted(settings_of, key=order)[:2]

@@ -67,7 +67,8 @@ class Facts(TypedDict, total=False):
     recomputes: bool  # gradient checkpointing is on
     adapters: list[str]  # PEFT's names of the adapters' kinds, in small letters
     trained_itemsizes: list[int]  # bytes of one number, for each data type that is trained
-    model: str  # the class, only of models that the techniques were written for, as the next two
+    # the next three only if the techniques were written for such a model
+    model: str  # the class
     config: dict[str, Any]
     vocabulary: int  # V, tokens
     # the training itself
@@ -273,7 +274,7 @@ def model_of(optimizer: Any) -> Any:
 
 
 def describe_card() -> dict[str, Any]:
-    """Return the number of CUDA cards that PyTorch sees, and the first one's name, capability and memory.
+    """Return the number of CUDA cards that PyTorch sees, and the first one's name, capability, memory and free memory.
 
     A build for AMD's cards counts none.
     """

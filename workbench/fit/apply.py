@@ -81,7 +81,8 @@ def _apply_to_trainer(trainer: Any, techniques: list[Technique]) -> None:
         raise ConfigurationError("apply: train() makes this model anew, by model_init. Apply to the model inside it.")
     family = _check_techniques(model, techniques, trainer.args)
     optimizer = optimizer_of_its_own(trainer)
-    # All checks come before the first change, so that a refusal leaves the Trainer as it was.
+    # These checks come before the first change, so that a refusal leaves the Trainer as it was. Only `check_model` has
+    # to see the changed model.
     for entry in techniques:
         site = site_of(entry, family)
         if site is Site.ARGUMENT:
@@ -247,7 +248,7 @@ def _drop_logits(output: Any) -> Any:
 
 @dataclass
 class StandInTrainer:
-    """A stand-in for the Trainer that a loop has not, with what the techniques' functions use of one.
+    """A stand-in for the Trainer that a loop does not have, with what the techniques' functions use of one.
 
     Attributes:
         forward: the model's own forward pass, which computes the loss.

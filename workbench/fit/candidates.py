@@ -68,8 +68,9 @@ def estimate(sizes: Sizes, changes: Sequence[Technique]) -> float:
 
 
 def list_choices(facts: Facts, gpu: Gpu, *, by_arguments_alone: bool = False) -> list[Techniques]:
-    """List the settings to try of each technique that a program can take: a tuple a technique and kind of loss, the
-    gentlest first.
+    """List the techniques that a program can take, each in the settings to try.
+
+    There is a tuple for each technique and kind of loss, with the gentlest settings first.
 
     Args:
         by_arguments_alone: the program's interpreter has no workbench, whose functions could be called.

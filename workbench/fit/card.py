@@ -131,7 +131,7 @@ class CardHere(Card):
     """The card of this machine.
 
     Attributes:
-        free_bytes: what was free of it before the first run, after CUDA's context had been taken off.
+        free_bytes: the memory that was free before the first run, without that of CUDA's context.
         budget_bytes: the most that a program may need of it; None: all of it.
     """
 

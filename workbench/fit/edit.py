@@ -217,7 +217,10 @@ def _wrap_model(text: Text, call: ast.Call, techniques: Sequence[Technique]) -> 
 
 
 def _insert_before(text: Text, call: ast.Call, statement: str) -> list[Insertion]:
-    """Put a statement on a line of its own before the one that makes the call; "": the model has no name there."""
+    """Put a statement on a line of its own before the one that makes the call.
+
+    Raises CannotBeWrittenError: the statement is "", since the model has no name there.
+    """
     if not statement:
         raise CannotBeWrittenError("the model has no name there")
     place = text.starts[text.statement_around(call) - 1]

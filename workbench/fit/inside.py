@@ -377,7 +377,7 @@ def run_program(job_file: str, program: list[str]) -> None:
     run = Run(job)
     os.environ.update(SILENT)
     os.environ.update(job["environment"])
-    # A program that asks for a login, or anything else, gets the answer that nobody answers.
+    # Standard input is empty: a program that asks for a login, or for anything else, gets no answer.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     getpass.getpass = nobody_answers  # It would read from the terminal, not from standard input.
     if not job["shown"]:

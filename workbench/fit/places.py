@@ -1,7 +1,7 @@
 """The places of techniques in somebody's own training: where each of them goes, and which of them are used already.
 
-All who change a training read it here: `apply` puts techniques on a Trainer of this process, `inside.py` on one in a
-program that runs, `edit.py` writes them into a script's text, and `WillItFit` names them.
+Everything that changes a training asks here: `apply` puts techniques on a Trainer of this process, `inside.py` on one
+in a program that runs, `edit.py` writes them into a script's text, and `WillItFit` names them.
 """
 
 from collections.abc import Iterable

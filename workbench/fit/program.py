@@ -160,7 +160,8 @@ class Trial:
         techniques: those that were put on it; none for the program as it is.
         facts: the report of `inside.py`; empty if the process was ended from outside.
         use: what it took of the card.
-        fits: whether it came to the last step, and was refused no memory.
+        fits: whether it came to the last step, and was refused no memory. The program as it is fits too if it was
+            refused some and went on.
         seconds: the duration of the whole run.
         recovered: whether it was refused memory, and went on with less.
     """

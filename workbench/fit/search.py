@@ -1,5 +1,4 @@
-"""`fit` runs a program as it is on a card. If it does not fit, it searches the smallest sets of changes with which it
-does.
+"""`fit` runs a program as it is on a card. If that does not fit, it looks for the smallest sets of changes that do.
 
 Estimates decide which sets are tried, and in which order; whatever is said of a set was run on the card.
 """

@@ -227,6 +227,8 @@ class WillItFit(TrainerCallback):
             )
         if self.is_here:
             torch.cuda.reset_peak_memory_stats(args.device)
+            # A training that failed before may have had larger batches.
+            self.facts = {"rows": 0, "tokens": 0}
             watch_batches(self.trainer.model, self.facts)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -433,14 +435,14 @@ def train_copy(gpu: Gpu, payload: Payload, changes: Sequence[Technique] = ()) ->
 
     Raises ConfigurationError: a step needs more than ENOUGH_BYTES.
     """
-    with change_environment({card.VARIABLE: card.variable(gpu), padding.VARIABLE: ""}):
-        try:
-            return card.call_with_room(gpu, partial(_train, payload, changes))
-        except torch.OutOfMemoryError:
-            raise ConfigurationError(
-                f"WillItFit: a step of this Trainer needs more than {format_bytes(ENOUGH_BYTES)}, which no GPU has. "
-                "Lower per_device_train_batch_size, or the length of its rows."
-            ) from None
+    on_card = change_environment({card.VARIABLE: card.variable(gpu), padding.VARIABLE: ""})
+    with suppress(torch.OutOfMemoryError), on_card:
+        return card.call_with_room(gpu, partial(_train, payload, changes))
+    # An error raised in a handler would keep the traceback, and with it the tensors.
+    raise ConfigurationError(
+        f"WillItFit: a step of this Trainer needs more than {format_bytes(ENOUGH_BYTES)}, which no GPU has. "
+        "Lower per_device_train_batch_size, or the length of its rows."
+    )
 
 
 def _train(payload: Payload, changes: Sequence[Technique]) -> dict[str, Any]:

@@ -157,8 +157,8 @@ class CachingAllocator:
                     self.reserved_bytes -= block.size
 
     def _best_fit(self, pool: _Pool, size: int) -> _Block | None:
-        """Take the smallest free block that is large enough, or return None. In an expandable segment, the block that
-        can grow least is taken."""
+        """Take the smallest free block that is large enough, or return None. In an expandable segment, the next larger
+        block is taken instead as long as it can grow less."""
         index = bisect_left(pool.free, (size,))
         if index == len(pool.free):
             return None

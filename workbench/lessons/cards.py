@@ -51,7 +51,10 @@ def cards(
 
 
 def step_on_card(*variants: Variant, gpu: str = CARDS[0], length: int = 1024) -> HTML:
-    """Show the step of full fine-tuning of GPT-2 124M above that of each variant, to drag through."""
+    """Show the step of full fine-tuning of GPT-2 124M above that of each variant, to drag through.
+
+    A line shows the memory that the card has.
+    """
     steps = []
     for recipe in on_cards(MODELS[0], variants, length):
         steps.append(predict_known(recipe, gpu, timeline=True))

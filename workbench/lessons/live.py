@@ -1,4 +1,4 @@
-"""A notebook that is executed may be on a live page, or run headless."""
+"""The question whether a notebook is on a live page, or is run headless."""
 
 from typing import Any
 

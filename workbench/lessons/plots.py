@@ -60,7 +60,7 @@ def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> Picture:
     peaks = rows["peak_allocated_bytes"].astype(float) / MIB
     sizes = rows[BY_CATEGORY].fillna(0).astype(float) / MIB
     sizes = sizes.set_axis(list(Category), axis="columns")
-    # a category below 0.2 % of the longest bar is less than a pixel: it has no place in the legend
+    # a category below 0.2 % of the longest bar is hardly a pixel wide: it has no place in the legend
     sizes = sizes.loc[:, sizes.max() > 0.002 * peaks.max()]
     figure, axes = new_axes(8.0, 0.9 + 0.5 * len(rows))
     colours = list(sizes.columns.map(COLOURS))

@@ -71,9 +71,10 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
 
 
 def lives_of(timeline: TensorTimeline) -> dict[str, Any]:
-    """Return a timeline, JSON-ready: `born` as differences, which are short, and `died` as the events that it lives.
+    """Return a timeline, JSON-ready.
 
-    `words` are the operations in words, in the order of `operations`.
+    `born` is written as differences, which are short; `died` as the number of events that a tensor lives, -1 if it
+    outlives them all. `words` are the operations in words, in the order of `operations`.
     """
     lives = dict(timeline.lives)
     born = lives["born"]

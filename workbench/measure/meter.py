@@ -223,7 +223,7 @@ class Meter:
                 tracked[phase] = dict.fromkeys(Category, 0)
                 if event >= 0:
                     tracked[phase] = timeline.by_category(event)
-                # The allocator's peak, or the tracker's on a CPU, which has no allocator to ask.
+                # A CPU has no allocator to ask, and MPS is read only where phases meet: there the tracker may see more.
                 by_phase[phase] = max(self._peaks[phase], sum(tracked[phase].values()))
         if not any(by_phase.values()):
             raise ValueError("nothing was measured: put the training step inside `with meter.phase(...)` blocks")

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 MOST_POSITIONS = 2**20  # tokens in the longest sequence of a recipe, for models that have no limit themselves
-# The names of settings that are rates of dropout: in the model itself, not in its classifier or summary.
+# The names of settings that are rates of dropout: in the model itself, not in its classifier or summary, and not the
+# rate at which whole layers are left out.
 DROPOUT = re.compile(r"(?!classifier|summary|layer).*drop(out)?(_prob)?")
 WRITTEN_OUT = "gelu_new"  # an activation that transformers computes step by step in Python
 FUSED = "gelu_pytorch_tanh"  # one kernel for the same formula

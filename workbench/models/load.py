@@ -94,7 +94,15 @@ def _compare(report: dict[str, Any]) -> None:
 
 
 def load_tokenizer(source: ModelSource) -> Any:
-    """Load the model's tokenizer. A GPT-2 without one gets an embedded one: GPT-2's, or gpt2-tiny's."""
+    """Load the model's tokenizer.
+
+    New weights of a published config have an embedded one: GPT-2's, or gpt2-tiny's if the vocabulary is smaller than
+    GPT-2's. A GPT-2 that brings no tokenizer has GPT-2's.
+
+    Raises:
+        ConfigurationError: another model brings none, or its tokenizer cannot be read.
+        UnavailableError: it needs a package that is not installed.
+    """
     from transformers import AutoTokenizer, PreTrainedConfig
 
     folder = Path(source.location)

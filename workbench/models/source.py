@@ -22,7 +22,7 @@ RANDOM = "random:"
 FLOATS = ("F64", "F32", "F16", "BF16")  # types of numbers in a file of safetensors
 POINTER = b"version https://git-lfs"  # the beginning of a file of Git LFS that stands for the file itself
 GPT2_POSITIONS = 1024  # transformers' default where a GPT-2's config says nothing
-OF_OTHERS = {  # files by which a folder without a config can be told to be something else
+OF_OTHERS = {  # files that show what a folder without a config is instead
     "*.gguf": "a file of llama.cpp's, which is not read",
     "modules.json": "that of a sentence-transformers model, which makes vectors",
     "model_index.json": "that of a pipeline of diffusers, which makes pictures",
@@ -103,7 +103,7 @@ def _locate(name: str, random: bool) -> ModelSource:
 
 
 def _source_in_folder(name: str, folder: Path, random: bool, place: str) -> ModelSource:
-    """Check the files of a model in a folder.
+    """Return the source of a model in a folder, after a check of its files.
 
     Args:
         name: the model's name, as it was typed.

@@ -16,7 +16,7 @@ def predict_life(recipe: Recipe, gpu: str, habits: Habits) -> Life:
     """Predict every phase of a run on a GPU, without that GPU or the weights. This process remembers the answers.
 
     Raises:
-        ConfigurationError: the recipe, the GPU or the habits cannot be used. Among the habits are new tokens that leave
+        ConfigurationError: the recipe, the GPU or the habits cannot be used. Habits cannot be if their new tokens leave
             no room for a prompt.
         UnavailableError: the emulator is not set up, or the time was up.
     """

@@ -43,7 +43,8 @@ FETCHED_MICRO_BATCHES = 256
 # Tokens of a step that are made on the host. The inputs of a larger step exist on the device alone, where nobody reads
 # them.
 FETCHED_TOKENS = 2**18
-# Sequences that lie beside each other in a grid of CUDA's kernels, at most: PyTorch's `attention.cu` refuses more.
+# CUDA's attention kernels take at most so many sequences at once, which lie side by side in one grid: PyTorch's
+# `attention.cu` refuses more.
 MAX_SEQUENCES = 65_535
 # Texts whose tokens are remembered from one prediction to the next.
 REMEMBERED_TEXTS = 2**14

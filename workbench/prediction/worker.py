@@ -6,6 +6,7 @@ card has another (`workbench.gpus.emulator.call`).
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -112,10 +113,9 @@ def predict_on_card(recipe: Recipe, gpu: Gpu, padding: bool, ranks: "Ranks | Non
 
     from workbench.prediction.emulated import predict_by_steps, too_much
 
-    try:
+    with suppress(torch.OutOfMemoryError):
         return call_with_room(gpu, partial(predict_by_steps, recipe, gpu, padding, ranks))
-    except torch.OutOfMemoryError:
-        raise too_much() from None
+    raise too_much()  # an error raised in a handler would keep the traceback, and with it the tensors
 
 
 def life_on_card(recipe: Recipe, gpu: Gpu, habits: "Habits") -> "Life":

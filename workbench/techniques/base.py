@@ -43,7 +43,7 @@ class Stage(IntEnum):
     ARCHITECTURE = auto()  # parts of the model are replaced
     QUANTIZE = auto()  # weights are stored in another type
     ADAPT = auto()  # trained parts are added to frozen ones
-    WRAP = auto()  # precision, recomputation, offloading and the loss come round the model's work
+    WRAP = auto()  # precision, recomputation, offloading and the loss surround the model's work
     COMPILE = auto()  # all of that becomes kernels
     OPTIMIZE = auto()  # the optimizer is chosen
     STEP = auto()  # the moment of the optimizer's step is chosen
@@ -106,7 +106,8 @@ class Call:
 class Technique:
     """Base of all techniques. Subclasses are frozen dataclasses, one file each, and are listed in `cards.toml`.
 
-    The attributes from `title` to `lesson` stand on its card there; those from `why_not_on_ranks` to `in_a_script` may.
+    Each has a card there, with `title`, `costs` and `numerics`, and others of the attributes from `attacks` to
+    `in_a_script` if they have another value than the default.
     """
 
     name: ClassVar[str]  # the name of its file, by which commands and recipes call it
@@ -124,7 +125,8 @@ class Technique:
     # a category of memory, or of the allocator's `gaps`; and the extra time of a step (0.33: a third longer).
     remaining_shares: ClassVar[Mapping[str, float]] = MappingProxyType({})
     slower: ClassVar[float] = 0.0
-    # The line of a script with the same effect, where no argument of the Trainer has it. `{size}` is a setting.
+    # The advice for somebody's own script to the same effect, if neither `training_arguments`, `model_arguments` nor
+    # `environment` give it. `{size}` is a setting.
     in_a_script: ClassVar[str] = ""
 
     stage: ClassVar[Stage] = Stage.WRAP

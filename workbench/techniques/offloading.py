@@ -78,7 +78,10 @@ PLACES: dict[str, tuple[type[Any], Account]] = {"cpu": (HostMemory, HOST), "disk
 
 
 class Nowhere(HostMemory):
-    """A place for predictions, which keeps nothing: copies outside of the device take none of its memory."""
+    """A place for predictions, which keeps nothing: copies outside of the device take none of its memory.
+
+    A copy that comes back fills a buffer that is there already.
+    """
 
     def allocate(self, like: "torch.Tensor") -> None:
         pass

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LINE_END = "\n"  # stands between conversations; the JSON of one has none
-HELD_OUT_SHARE = 0.1  # the last part of a user's text
-HELD_OUT_TOKENS = 4096  # the most that an evaluation takes
+HELD_OUT_SHARE = 0.1  # the share of a user's own text that is held out, at its end
+HELD_OUT_TOKENS = 4096  # the most tokens of an evaluation
 HELD_OUT_CHARACTERS = 1 << 20  # far more than HELD_OUT_TOKENS need
-PROMPT_CHARACTERS = 100  # the most that a sample continues
+PROMPT_CHARACTERS = 100  # the longest prompt that a sample continues
 
 IN_MEMORY_CHARACTERS = 1 << 24  # 17 million: a longer text is read in pieces
 PIECE_S = 30.0  # seconds for the tokens of a piece; a usual tokenizer takes a tenth of one

@@ -66,7 +66,8 @@ def execute(run: OngoingRun) -> Record:
 
 
 def fine_tune(run: OngoingRun, arguments: TrainingArguments) -> None:
-    """Tell the story of a run. Each fact is noted as soon as it is known, since any line may be the last."""
+    """Load the model, sample a text, train, evaluate, sample again and save. Each fact is noted as soon as it is known,
+    since any line may be the last."""
     job = run.job
     allocator = allocator_for(job.device.torch)
     allocator.prepare()
@@ -85,9 +86,9 @@ def fine_tune(run: OngoingRun, arguments: TrainingArguments) -> None:
             run.trainer = trainer
             if job.record.longest_first:
                 trainer.put_longest_first()
-            run.device.on_trainer_built(trainer)
+            run.behaviour.on_trainer_built(trainer)
             set_seed(job.recipe.seed)  # dropout is the same, whatever was drawn until now
-            trainer.train_from(run.find_checkpoint())  # all steps, or those after the checkpoint
+            trainer.train_from(run.choose_checkpoint())  # all steps, or those after the checkpoint
             held_out_loss = math.nan
             if watch.losses_are_finite:
                 held_out_loss = trainer.evaluate()["eval_loss"]

@@ -49,7 +49,7 @@ class Material:
         source: where the model's weights are, or the config that new ones are made from.
         tokenizer: a `PreTrainedTokenizerBase`; None in a prediction, whose blocks are of any tokens.
         prompt: the beginning of the held-out text.
-        text_sha256: the hash of the text; runs compare if it is equal.
+        text_sha256: the hash of the text; runs compare only if it is equal.
         remarks: sentences about the text, for the record.
         counts_unequally: whether the rows have unequally many tokens that count for the loss.
     """
@@ -139,7 +139,7 @@ def prepare(
     check_resuming(recipe, checkpoint_every, resume, longest_first)
     if longest_first and recipe.arguments.get(STRATEGY) == BALANCED:
         raise ConfigurationError(f"longest_first: {STRATEGY}={BALANCED!r} has its own order. Leave one of them out.")
-    missing = find_missing(recipe, device)
+    missing = why_not_on_device(recipe, device)
     check_arguments(recipe)
     check_reports(recipe)
     all_callbacks = [*make_callbacks(recipe), *callbacks]
@@ -273,7 +273,7 @@ def techniques_with_examples(recipe: Recipe) -> list[str]:
 
 
 def check_saving(recipe: Recipe, save: str | None) -> None:
-    """Raise ConfigurationError if there is no such form to save a model in, or a technique rules it out."""
+    """Raise ConfigurationError if there is no such form to save a model in, or the techniques do not allow it."""
     if save is None:
         return
     if save not in SAVE_FORMS:
@@ -327,8 +327,8 @@ def check_resuming(recipe: Recipe, checkpoint_every: int | None, resume: bool, l
             )
 
 
-def find_missing(recipe: Recipe, device: Device) -> str:
-    """Say what the first technique that cannot run on a device misses, with the cure; empty if all can run."""
+def why_not_on_device(recipe: Recipe, device: Device) -> str:
+    """Say what a device lacks for the first technique that cannot run on it, with the cure; empty if all can run."""
     for technique in recipe.techniques:
         reason = technique.missing(device)
         if reason:

@@ -29,7 +29,7 @@ from workbench.training.job import Job
 from workbench.training.trainer import MeteredTrainer
 
 
-class RealDevice:
+class DeviceBehaviour:
     """A device that computes: weights have values, and a run can measure everything.
 
     Attributes:
@@ -54,9 +54,9 @@ class RealDevice:
         """Prepare the device for what this Trainer will do."""
 
 
-class EmulatedDevice(RealDevice):
-    """A GPU in software, which allocates and computes nothing: a run measures memory, and no loss, no text and no
-    speed."""
+class EmulatedBehaviour(DeviceBehaviour):
+    """An emulated GPU, which allocates as the real one would and computes nothing: a run measures its memory, and has
+    no loss, no text and no speed."""
 
     unmeasured: Mapping[str, Any] = {
         "losses": [],
@@ -86,7 +86,7 @@ class OngoingRun:
     Attributes:
         job: what to do, as the gate has prepared it.
         record: what is known so far.
-        device: how a model is loaded for the job's device, and what it cannot measure.
+        behaviour: how a model is loaded for the job's device, and what it cannot measure.
         error: what ended the run before its end, if anything did.
         trainer, meter: those of the training; None before it begins.
     """
@@ -97,9 +97,9 @@ class OngoingRun:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.record = job.record
-        self.device = RealDevice()
+        self.behaviour = DeviceBehaviour()
         if job.device.emulated_gpu:
-            self.device = EmulatedDevice()
+            self.behaviour = EmulatedBehaviour()
         self.error: BaseException | None = None
         self.trainer: MeteredTrainer | None = None
         self.meter: Meter | None = None
@@ -116,7 +116,7 @@ class OngoingRun:
 
     def note(self, **facts: Any) -> None:
         """Set fields of the record, those that the device cannot measure to their empty values."""
-        unmeasured = self.device.unmeasured
+        unmeasured = self.behaviour.unmeasured
         self.record = replace(self.record, **{name: unmeasured.get(name, value) for name, value in facts.items()})
 
     def note_progress(self) -> None:
@@ -152,7 +152,7 @@ class OngoingRun:
 
     def load(self) -> PreTrainedModel:
         """Load the model, do on it what every technique does to a model, and move it to where it is trained."""
-        return self.move_to_device(self.device.load(self.job))
+        return self.move_to_device(self.behaviour.load(self.job))
 
     def move_to_device(self, model: PreTrainedModel) -> PreTrainedModel:
         model.to(self.job.device.torch)  # type: ignore[arg-type]  # the stub takes no device
@@ -197,7 +197,7 @@ class OngoingRun:
         """The folder of the run, named after its record: an older one where a run is resumed."""
         return self.job.folder / self.record.id
 
-    def find_checkpoint(self) -> Path | None:
+    def choose_checkpoint(self) -> Path | None:
         """Return the checkpoint to go on from, and note its step in the record; None for a run that begins anew."""
         newest = checkpoints.newest_checkpoint(self.folder / checkpoints.FOLDER)
         if newest is not None:

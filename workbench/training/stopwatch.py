@@ -17,7 +17,7 @@ class Stopwatch:
     """A clock for the steps of a training. Time between two steps, as of an evaluation, is left out."""
 
     def __init__(self) -> None:
-        # After each step: the three `clocks`, less what they went on by in pauses, and the tokens seen until then.
+        # After each step: the three `clocks` without the time of pauses, and the tokens seen until then.
         self.laps: list[tuple[np.ndarray, int]] = []
         self.paused = np.zeros(3)
 

@@ -22,7 +22,7 @@ ACCELERATE_SWITCHES = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_")
 
 @dataclass(frozen=True)
 class World:
-    """The device, and the ranks that train together on it.
+    """The device that this process trains on, and its place among the ranks that share the run.
 
     Attributes:
         rank: which of them this process is, from 0.

@@ -1,4 +1,4 @@
-"""The part "What fits where": the recipe on every GPU of the catalogue, and other batches and lengths on one."""
+"""The part "What fits where": the recipe on every common GPU, and other batches and lengths on the chosen one."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -13,7 +13,7 @@ from workbench.widgets.part import Part
 
 
 class WhatFits(Part):
-    """The part of the panel with all cards in a row, and a table of batch × length for the chosen card."""
+    """The part of the panel with the common cards in a row, and a table of batch × length for the chosen card."""
 
     quiet_s = 0.7  # the gauge's own prediction comes first
 
@@ -28,7 +28,7 @@ class WhatFits(Part):
 
 
 def predict_cards(recipe: Recipe, predictions: dict[str, Any]) -> Iterator[str]:
-    """Predict the recipe on every card, and yield each card's title before its prediction.
+    """Predict the recipe on every common card, and yield each card's title before its prediction.
 
     Args:
         predictions: takes the prediction, or the error, by the card's name. Cards of one kind share a trace.

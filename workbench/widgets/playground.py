@@ -170,12 +170,12 @@ class Playground:
         self._keep()
         if self._kept is not None:
             warm_up()  # not before: the first prediction should not have to wait
-        self._label_button()
+        self._update_button()
 
     def _on_offer(self, name: str) -> None:
         offers = self.savings.offers
         self.switches.show_offer(name, offers[name])
-        self._label_button()
+        self._update_button()
         if len(offers) == len(self.form.toggles):
             self._arrange_switches()
             self._keep()
@@ -187,8 +187,8 @@ class Playground:
             self._arranged_for = sentence
             self.switches.arrange(self.savings.offers)
 
-    def _label_button(self) -> None:
-        """Let the one button offer the script if the recipe fits, or else what makes it fit."""
+    def _update_button(self) -> None:
+        """Let the one button offer the script if the recipe fits, or else search what makes it fit."""
         prediction = self.gauge.prediction
         if prediction is None:
             return

@@ -12,7 +12,7 @@ from workbench.widgets.controls import TechniqueToggle
 from workbench.widgets.gauge import Limit, nothing
 from workbench.widgets.part import SEARCH, URGENT, Background, reason_of
 
-# An offer compares the recipe with the technique with the one without. A string says why there is no comparison.
+# An offer compares two recipes, with a technique and without it. A string says why there is no comparison.
 Offer = Candidate | str
 
 
@@ -62,7 +62,7 @@ class Savings(Background):
         self.on_offer(name)
 
     def _offer(self, recipe: Recipe, toggle: TechniqueToggle, limit: Limit) -> Offer:
-        """Compare the recipe with the technique with the one without.
+        """Compare two recipes, with the technique and without it.
 
         Raises ConfigurationError if technique and recipe do not go together, or cannot be predicted.
         """

@@ -24,7 +24,7 @@ from workbench.models.known import PUBLISHED
 from workbench.models.source import EMBEDDED, RANDOM
 from workbench.prediction.predict import predict_peak
 from workbench.recipe import Recipe
-from workbench.training.job import find_missing
+from workbench.training.job import why_not_on_device
 from workbench.widgets.light import HTML, Button, Checkbox, HBox, Text, VBox
 from workbench.widgets.pages import page, small, status
 from workbench.widgets.part import SEARCH, Part
@@ -104,7 +104,7 @@ class Train:
                 parse_bytes(self.cap.value, "memory cap")
             if recipe:
                 look_for_text(recipe.corpus)
-                reason = find_missing(recipe, device_here())
+                reason = why_not_on_device(recipe, device_here())
         except WorkbenchError as error:
             reason = str(error)
         self.start.disabled = bool(reason) or RUNNER.running

@@ -1,5 +1,6 @@
-"""In every process of a foreign program: what its weights, gradients and states take on the card, whatever any
-allocator says. Their bytes are a lower bound of the peak. `tools/programs.py` reads them from `COUNTED_IN`.
+"""Count in every process of a foreign program what its weights, gradients and states take on the card.
+
+No allocator is asked. Their bytes are a lower bound of the peak; `tools/programs.py` reads them from `COUNTED_IN`.
 
 The emulator's own module of this name imports this one, as it does with any program's.
 """
@@ -16,14 +17,14 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 FILE = Path(os.environ["COUNTED_IN"], f"{os.getpid()}.json")
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # others may have no storage of their own: they do not count
-SEARCHED_STEPS = 3  # in which frozen weights are looked for too, among all that Python knows: a tenth of a second
+SEARCHED_STEPS = 3  # the first steps look for frozen weights too, among all that Python knows: a tenth of a second
 optimizers: WeakSet[Optimizer] = WeakSet()
 steps = 0
 most_bytes = 0
 
 
 def count(stepped: Optimizer, *_) -> None:
-    """After a step: what lives now, of all optimizers, as a GAN has two."""
+    """Note after a step what lives now, of all optimizers, since a GAN has two."""
     global steps
     steps += 1
     optimizers.add(stepped)
@@ -40,7 +41,7 @@ def count(stepped: Optimizer, *_) -> None:
 
 
 def count_at_the_first_call(module: torch.nn.Module, *_) -> None:
-    """A program that only infers has no steps: its weights are counted when a module of the card is called."""
+    """Count the weights when a module of the card is first called, since a program that only infers has no steps."""
     weight = next(module.parameters(), None)
     if weight is not None and weight.device.type == "cuda":
         first_call.remove()
@@ -55,7 +56,7 @@ def note(living: list[torch.Tensor | None]) -> None:
     global most_bytes
     storages = {}
     for tensor in living:
-        tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, what this rank has
+        tensor = getattr(tensor, "_local_tensor", tensor)  # a DTensor counts with what this rank has
         if type(tensor) in PLAIN and tensor.device.type == "cuda":
             storage = tensor.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()

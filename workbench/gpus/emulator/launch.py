@@ -1,4 +1,24 @@
-"""The start of a program under the emulator, and the reports that its processes leave."""
+"""The start of a program under the emulator, and the reports that its processes leave.
+
+What a process has to know stands in its environment. `environment` sets these variables for every process:
+
+    EMULATED_GPU      the emulated GPU in numbers (`card.variable`); the stubs read it at each question
+    EMULATED_CARD     its name in the catalogue, for the workbench (`current_emulated_gpu`)
+    EMULATED_STUBS    the folder of the built stubs, which `inside/sitecustomize.py` loads
+    EMULATED_TORCH    the folder of the PyTorch for which they were built; another one is refused
+    EMULATED_PREFIX   the prefix of the Python for which they were built
+    EMULATED_PADDING  "1": batches hold padding (`padding.py`)
+
+`emulate` adds these for a program:
+
+    EMULATED_REPORTS  the folder where each process leaves its report
+    EMULATED_HISTORY  "1": note who allocates; "snapshot": write PyTorch's snapshot, too
+    EMULATED_FROM     the folder where the program was started; the report leaves it out of file names
+    EMULATED_MASKS    the share of ones in masks that decide a size
+
+EMULATED_TRUNK marks the process that others are forked from (`call.py`), which must not ask the driver. With
+EMULATED_CALLS the stubs print every call, to find out which one a program misses.
+"""
 
 import json
 import math

@@ -182,8 +182,8 @@ class Emulation(Result):
     @property
     def fits(self) -> dict[str, bool]:
         """The verdict for each card: whether it has room for the reserved memory beside the most that its context is
-        known to take, and kernels. Empty if the program ran out of memory, or used no GPU. It leaves out what was not
-        measured."""
+        known to take, and the program's PyTorch has kernels for it. Empty if the program ran out of memory, or used no
+        GPU. Memory that nobody has measured is left out."""
         if not self.processes or (self.refusals and not self.has_recovered):
             return {}
         reserved = self.reserved_at_once_bytes

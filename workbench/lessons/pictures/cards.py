@@ -56,7 +56,8 @@ VISIBLE_SHARE = 0.002
 def planned_sets(planned: Plan) -> Drawing:
     """Lesson 14: draw every set of changes that the planner predicted, in the order of the search.
 
-    The length of a bar is the set's need, its colour that of the largest category. Left of the line it fits.
+    The length of a bar is the set's need, its colour that of the largest category. A set fits if its bar ends left of
+    the line.
     """
     budget = format_bytes(planned.budget_bytes)
     fitting = sum(candidate.fits for candidate in planned.tried)

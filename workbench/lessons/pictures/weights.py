@@ -19,7 +19,7 @@ PARTS = {
 }
 DIGITS = {"fp32": 23, "fp16": 10, "bf16": 7}  # bits of the mantissa
 LINE = 580  # units: the length of a line of numbers
-# the four matrices of a weight that AdamW trains
+# the matrices that a full fine-tuning with AdamW keeps for a weight
 TRAINED = {
     "W": Category.WEIGHTS,
     "gradient": Category.GRADIENTS,

@@ -100,6 +100,7 @@ class ShadowTracker(ResizableTracker):
         try:
             out = _book_results(self, func, types, args, kwargs)
         except Exception:
+            # Noted here: while contexts are left, other operations follow, in other modules.
             self.failed = (str(func), module)
             raise
         if self._phase is not Phase.EVALUATION:

@@ -127,13 +127,14 @@ class RankRun(OngoingRun):
         if self.record.rank != 0:
             return
         if self.ranks.engine != "ddp":
-            model = self.device.load(self.job)
+            model = self.behaviour.load(self.job)
             model.load_state_dict(weights)
         super().save(model)
 
 
 def part_of(model: PreTrainedModel, ranks: Ranks, device_kind: str) -> PreTrainedModel:
-    """Return a model of which this rank keeps its part, on the device or on the host, as the way to shard has it."""
+    """Return a model of which this rank keeps its part, on the device or on the host: the way to shard decides
+    that. Where weights are not cut, as under DDP, a rank keeps all of it."""
     if ranks.engine == "fsdp":
         return shard_fully(model, ranks.shard, mesh_of(device_kind, ranks.count))
     if ranks.engine == "deepspeed":
@@ -203,9 +204,11 @@ def combine_ranks(record: Record) -> Record:
 
 
 def add_reason(record: Record, run_folder: Path, error: BaseException | None) -> Record:
-    """Return this rank's record with what went wrong: with this rank, or with another one that this one only lost.
+    """Return this rank's record with what went wrong: with this rank, or, if it ended only because another one
+    was lost, with that one.
 
-    The ranks cannot exchange messages any more, so each leaves its reason in a file of the run's folder.
+    The ranks cannot exchange messages any more, so each but the first, which keeps the record, leaves its reason in a
+    file of the run's folder.
     """
     ending = {"status": record.status, "error": f"rank {record.rank}: {record.error}"}
     if is_lost(error):

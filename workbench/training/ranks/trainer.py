@@ -28,7 +28,8 @@ class RankTrainer(MeteredTrainer):
         micro_batch, micro_batches = split_batch(vars(args), dist.get_world_size())
         args.per_device_train_batch_size = micro_batch
         args.gradient_accumulation_steps = micro_batches
-        # Every rank has all batches of an evaluation: one of the full size would make as many logits on each.
+        # Every rank evaluates all batches. A batch of full size would put the logits of all ranks' micro-batches on
+        # each rank.
         args.per_device_eval_batch_size = min(args.per_device_eval_batch_size, micro_batch)
         self.sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
         super().__init__(model=model, args=self.arguments_for_engine(args), **kwargs)

@@ -1,8 +1,8 @@
 """Sizes that follow from values, which an emulated GPU lacks: a rule decides each, and a note keeps its line.
 
 `h[labels != -100]` has as many rows as the mask has ones. PyTorch counts them on the card, and would count none. Here a
-mask has the share of ones that EMULATED_MASKS names: 1 is an upper bound, 0 is no ones. A mask that the host reads has
-them too.
+mask has the share of ones that EMULATED_MASKS names: 1 is all, an upper bound; 0 is none. A mask that is copied to the
+host gets the same share.
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ def is_compile_worker() -> bool:
 
 
 def spare_ddp_values(torch: Any) -> None:
-    """Keep DistributedDataParallel from reading the shapes of the parameters, and the order in which gradients came,
-    off the card, by which it sends them to all ranks. It keeps the order that it has."""
+    """Keep DistributedDataParallel from reading values off the card: it sends the shapes of the parameters, and the
+    order in which gradients came, to all ranks by tensors there. It keeps the order that it has."""
     torch.nn.parallel.distributed._verify_param_shape_across_processes = lambda *_: None
     torch.distributed.Reducer._rebuild_buckets = lambda _: False
 
