@@ -130,7 +130,7 @@ def write_whole(path: Path, text: str) -> Path:
 
 
 @contextmanager
-def part_file(folder: Path, what: str, ending: str = "") -> Iterator[Path]:
+def part_file(folder: Path, what: str) -> Iterator[Path]:
     """Yield a path to write `what` to, until `put_in_place` gives the file its name; otherwise the file is removed.
 
     Parts that other processes left, because they were killed, are removed as well.
@@ -138,7 +138,7 @@ def part_file(folder: Path, what: str, ending: str = "") -> Iterator[Path]:
     Raises:
         UnavailableError: the disk is full, or the folder cannot be written to.
     """
-    part = folder / f"{os.urandom(4).hex()}@{platform.node()}.{os.getpid()}-part{ending}"
+    part = folder / f"{os.urandom(4).hex()}@{platform.node()}.{os.getpid()}-part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for other_part in folder.glob("*-part*"):

@@ -17,7 +17,7 @@ def set_attention(model: Any, implementation: str) -> Any:
 
 @dataclass(frozen=True)
 class Attention(Technique):
-    """The implementation of attention is chosen; the default is `sdpa`, PyTorch's `scaled_dot_product_attention`.
+    """The choice of how attention is computed; the default is `sdpa`, PyTorch's `scaled_dot_product_attention`.
 
     `eager` computes attention step by step and keeps the probabilities of every layer, B · n_head · T² values, until
     the backward pass. The fused kernels behind `sdpa` keep one number a row and compute the rest again: Dao et al.,

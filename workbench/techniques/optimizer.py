@@ -235,8 +235,8 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Optimizer(Technique):
-    """The optimizer is chosen. The three AdamW of PyTorch take the same steps up to rounding; those with states of
-    fewer bits or for bf16 weights take them in lower precision; the others are other optimizers.
+    """The choice of the optimizer. The three AdamW of PyTorch take the same steps up to rounding;
+    those with states of fewer bits or for bf16 weights take them in lower precision; the others are other optimizers.
 
     Bytes of state for a parameter matrix (C, D) in fp32: AdamW 8·C·D; AdamW with 8-bit states 2·C·D, and 8 for every
     256 parameters (Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861); Adafactor

@@ -30,7 +30,7 @@ from workbench.training.trainer import MeteredTrainer
 
 
 class DeviceBehaviour:
-    """A device that computes: weights have values, and a run can measure everything.
+    """The behaviour of a device that computes: weights have values, and a run can measure everything.
 
     Attributes:
         unmeasured: fields of a record that a run on this device cannot measure, with their empty values.
@@ -55,8 +55,8 @@ class DeviceBehaviour:
 
 
 class EmulatedBehaviour(DeviceBehaviour):
-    """An emulated GPU, which allocates as the real one would and computes nothing: a run measures its memory, and has
-    no loss, no text and no speed."""
+    """The behaviour of an emulated GPU, which allocates as the real one would and computes nothing: a run measures its
+    memory, and has no loss, no text and no speed."""
 
     unmeasured: Mapping[str, Any] = {
         "losses": [],
