@@ -27,7 +27,7 @@ site: .venv/ready  ## pages of the notebooks as they were executed, the results 
 	@echo "site: build/site/index.html"
 
 test: .venv/ready lint  ## linters, types, import layers, what runs in process, and one of each dear kind (8 minutes)
-	$(PYTEST) -m "(smoke or not dear) and not long" --cpu-budget 5
+	$(BIN)/python tests/newcomer.py $(PYTEST) -m "(smoke or not dear) and not long" --cpu-budget 15
 
 test-dear: .venv/ready  ## what `make test` leaves out: emulated GPUs, ranks, kernels, pages, all scripts, all models
 	$(PYTEST) -m "dear and not smoke and not long"

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import needs
 import pytest
 import torch
 from cpu_budget import CpuBudget
@@ -42,11 +43,14 @@ torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cpu-budget", type=float, help="CPU-seconds that a test which is not dear may use")
+    parser.addoption(
+        "--cpu-budget", type=float, help="how much a test that is not dear may cost, in multiples of the mean"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CpuBudget(config))
+    config.pluginmanager.register(needs)
 
 
 @pytest.fixture(scope="session", autouse=True)

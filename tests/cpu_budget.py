@@ -1,11 +1,11 @@
 """What each test costs in CPU-seconds, with all processes that it starts; and a budget that the first layer keeps.
 
-`make test` passes `--cpu-budget`. A test, or a fixture that several tests share, that uses more is named, unless the
-test is marked `dear`: then it belongs to `make test-dear`. What uses half as much again fails the run: the same test
-takes a quarter more seconds where neighbours share the processors' caches, and that is nobody's mistake. A shared
-fixture's cost is its own, and not that of the test which happened to ask for it first. The seconds are the processors'
-and not the clock's, so that waiting costs nothing. They travel in each report's `user_properties`, which is how
-pytest-xdist brings them home.
+`make test` passes `--cpu-budget`, which is a multiple of what the tests cost on average, so that a slow machine keeps
+to it as well. A test, or a fixture that several tests share, that uses more is named, unless the test is marked `dear`:
+then it belongs to `make test-dear`. What uses half as much again fails the run: the same test takes a quarter more
+seconds where neighbours share the processors' caches, and that is nobody's mistake. A shared fixture's cost is its own,
+and not that of the test which happened to ask for it first. The seconds are the processors' and not the clock's, so
+that waiting costs nothing. They travel in each report's `user_properties`, which is how pytest-xdist brings them home.
 """
 
 import os
@@ -54,7 +54,7 @@ class CpuBudget:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.budget: float | None = config.getoption("cpu_budget")
+        self.times_the_mean: float | None = config.getoption("cpu_budget")
         self.fixture_seconds = 0.0  # of shared fixtures, in the phase that is running
         self.shared: list[tuple[str, float]] = []
         self.costs: dict[str, float] = {}
@@ -129,18 +129,27 @@ class CpuBudget:
                     self.dear.add(what)
 
     @property
+    def budget(self) -> float | None:
+        """The CPU-seconds that a test may use."""
+        if self.times_the_mean is None or not self.costs:
+            return None
+        return self.times_the_mean * sum(self.costs.values()) / len(self.costs)
+
+    @property
     def over(self) -> list[str]:
         """What uses more than the budget and is not marked as dear."""
-        if self.budget is None:
+        budget = self.budget
+        if budget is None:
             return []
-        return [what for what, seconds in self.costs.items() if seconds > self.budget and what not in self.dear]
+        return [what for what, seconds in self.costs.items() if seconds > budget and what not in self.dear]
 
     @property
     def failed(self) -> list[str]:
         """What uses so much more that no busy machine explains it."""
-        if self.budget is None:
+        budget = self.budget
+        if budget is None:
             return []
-        return [what for what in self.over if self.costs[what] > TOLERANCE * self.budget]
+        return [what for what in self.over if self.costs[what] > TOLERANCE * budget]
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -154,11 +163,11 @@ class CpuBudget:
             is_failed = what in self.failed
             terminalreporter.write_line(
                 f"{'FAILED' if is_failed else 'WARNING'} {what}: {self.costs[what]:.1f} CPU-seconds, more than the "
-                f"{self.budget:g} of the first layer. Make it cheaper, or mark it pytest.mark.dear.",
+                f"{self.budget:.1f} of the first layer. Make it cheaper, or mark it pytest.mark.dear.",
                 red=is_failed,
                 yellow=not is_failed,
             )
 
     def pytest_unconfigure(self) -> None:
-        if self.budget is not None and not hasattr(self.config, "workeroutput"):
+        if self.times_the_mean is not None and not hasattr(self.config, "workeroutput"):
             print(f"Left out: {self.left_out} dear tests. `make test-dear` runs them, `make test-all` runs everything.")

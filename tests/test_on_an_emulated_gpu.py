@@ -20,18 +20,12 @@ from workbench.advise.doctor import diagnose
 from workbench.base.categories import Category, Phase
 from workbench.base.errors import OutOfMemoryError, UnavailableError
 from workbench.gpus.catalogue import gpu
-from workbench.gpus.emulator import place
 from workbench.gpus.emulator.call import call_on
 from workbench.journal.record import Status, read_all
 from workbench.techniques import REGISTRY, ActivationOffloading, Dora, Lora, Padding, parse_technique
 from workbench.training.run import run
 
-pytestmark = [
-    pytest.mark.dear,
-    pytest.mark.skipif(
-        not place.is_set_up(), reason="the emulated GPU is not set up here: python -m workbench emulate --set-up"
-    ),
-]
+pytestmark = pytest.mark.usefixtures("emulator")
 MIB = 2**20
 CARDS = ["t4", "h100"]
 TECHNIQUES = [

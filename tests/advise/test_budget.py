@@ -14,7 +14,6 @@ from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError
 from workbench.base.paths import ROOT
 from workbench.gpus.catalogue import gpu
-from workbench.gpus.emulator import place
 from workbench.gpus.emulator.report import Emulation
 from workbench.prediction.predict import predict
 from workbench.techniques import Lora, Numerics, Technique
@@ -206,10 +205,8 @@ library.use(model(torch.empty(4096, 1024, device="cuda")))
 
 
 @pytest.fixture
-def program(tmp_path, monkeypatch):
+def program(emulator, tmp_path, monkeypatch):
     """A program with a library of its own, which can be upgraded."""
-    if not place.is_set_up():
-        pytest.skip("the emulated GPU is not set up: make emulator")
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "train.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site-packages"))
@@ -223,7 +220,6 @@ def program(tmp_path, monkeypatch):
 
 
 @pytest.mark.dear
-@pytest.mark.smoke
 def test_a_library_that_takes_more_is_named_with_the_programs_line(program, tmp_path):
     budget, lock = Budget("it", "python train.py", "60MiB", "t4"), tmp_path / "it.json"
     (first,) = judge([budget], lock)

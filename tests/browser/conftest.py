@@ -14,7 +14,6 @@ import pytest
 
 from workbench.base.paths import NOTEBOOKS, ROOT
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
@@ -72,14 +71,12 @@ def _wait_for(address: str, log: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory):
+def browser(chromium, tmp_path_factory):
     """A chromium context; every request to another host than ours is noted in `context.strangers`, and refused."""
-    if CHROMIUM is None:
-        pytest.skip("needs chromium: apt-get install chromium")
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
-            str(tmp_path_factory.mktemp("profile")), executable_path=CHROMIUM, headless=True, args=FLAGS,
+            str(tmp_path_factory.mktemp("profile")), executable_path=chromium, headless=True, args=FLAGS,
             viewport={"width": 1280, "height": 1000},
         )  # fmt: skip
         context.set_default_timeout(180_000)  # no test of speed: other tests have the processors too

@@ -66,7 +66,6 @@ def in_sight(page, selector):
 # ---- the gauge ----
 
 
-@pytest.mark.smoke
 def test_a_toggle_changes_gauge_and_words(page):
     before = gauge(page)
     started = time.monotonic()

@@ -23,7 +23,6 @@ from workbench.base.errors import ConfigurationError
 from workbench.base.paths import MODELS
 from workbench.export.several import accelerate_configuration, save_script
 from workbench.gpus.catalogue import gpu
-from workbench.gpus.emulator import place
 from workbench.gpus.emulator.launch import environment
 from workbench.recipe import Recipe
 from workbench.techniques import (
@@ -136,8 +135,7 @@ def test_without_shards_it_is_ddp(recipe, tmp_path):
     assert (told.distributed_type, told.num_processes, told.fsdp_config) == (DistributedType.MULTI_GPU, 2, {})
 
 
-@pytest.mark.dear
-@pytest.mark.skipif(not place.is_set_up(), reason="the emulated GPU is not set up here")
+@pytest.mark.usefixtures("emulator")
 def test_on_two_emulated_gpus_it_is_fsdp2(recipe, tmp_path, monkeypatch):
     """The very files, with PyTorch's CUDA build: what accelerate does not do on a CPU."""
     monkeypatch.chdir(tmp_path)

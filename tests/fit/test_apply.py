@@ -2,6 +2,7 @@
 
 import copy
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -246,7 +247,6 @@ REFUSED = {
         lambda _: apply((gpt2(), sgd()), OptimizerOffloading("disk")),
         "takes the place of torch.optim.AdamW, not of SGD",
     ),
-    "compiled": (lambda _: apply(gpt2(), TorchCompile()), r"torch\.compile\(model\)"),
     "not here": (lambda f: apply(trainer_of(gpt2(), f), Allocator()), "settings of PyTorch's allocator for CUDA"),
     "not this kind": (lambda f: apply(trainer_of(gpt2(), f), Optimizer("adamw_paged")), "no kernels for cpu"),
 }
@@ -256,6 +256,12 @@ REFUSED = {
 def test_what_does_not_suit_is_refused(refused, words, tmp_path):
     with pytest.raises((ConfigurationError, UnavailableError), match=words):
         refused(tmp_path)
+
+
+def test_a_model_without_a_trainer_is_compiled_by_pytorch_itself(monkeypatch):
+    monkeypatch.setenv("CXX", sys.executable)  # any program: nothing is compiled here
+    with pytest.raises(ConfigurationError, match=r"torch\.compile\(model\)"):
+        apply(gpt2(), TorchCompile())
 
 
 def test_the_page_has_every_technique_in_its_row():

@@ -17,7 +17,6 @@ from workbench.fit.card import Card, CardHere, Use, card_here
 from workbench.fit.program import Program, Trial, try_out
 from workbench.fit.search import fit
 from workbench.gpus.catalogue import gpu
-from workbench.gpus.emulator import place
 from workbench.gpus.emulator.launch import emulate
 from workbench.techniques import technique
 
@@ -178,11 +177,9 @@ def test_what_room_an_emulated_card_has_is_called_so(planned_here, monkeypatch):
     assert "it needs 15.0 GiB, on an emulated card" in str(planned_here())
 
 
-@pytest.mark.dear
+@pytest.mark.usefixtures("emulator")
 def test_an_emulated_card_in_place_of_a_real_one(tmp_path, capfd):
     """Under `emulate` a card is here; what is said of the script is what the emulator says of it."""
-    if not place.is_set_up():
-        pytest.skip("the emulated GPU is not set up")
     file = tmp_path / "train.py"
     file.write_text(TRAINER_SCRIPT.replace("use_cpu=True, ", "").replace("vocab_size=97", "vocab_size=32000"))
     emulated = try_out(Program.parse(["python", str(file)]), Card(gpu("t4")), steps=3, time_limit_s=300)

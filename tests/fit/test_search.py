@@ -16,7 +16,6 @@ from workbench.fit.card import INTERRUPTED, Card, Use
 from workbench.fit.program import Program, Trial, check_trial
 from workbench.fit.search import fit
 from workbench.gpus.catalogue import gpu as find_gpu
-from workbench.gpus.emulator import place
 from workbench.gpus.emulator.report import TIMED_OUT
 from workbench.techniques import Numerics, technique
 
@@ -345,11 +344,9 @@ def test_where_there_is_no_emulator_it_is_said_where_there_is(machine, script, m
 # ---- on an emulated card ----
 
 
-@pytest.mark.dear
+@pytest.mark.usefixtures("emulator")
 def test_the_written_script_takes_the_printed_peak(tmp_path, monkeypatch):
     """To the byte: the file is run by itself, and nothing is put into it from outside."""
-    if not place.is_set_up():
-        pytest.skip("the emulated GPU is not set up")
     source = TRAINER_SCRIPT.replace("use_cpu=True, ", "").replace("vocab_size=97", "vocab_size=32000")
     source = source.replace("range(16)", "range(512)").replace("n_positions=16", "n_positions=512")
     file = tmp_path / "train.py"

@@ -22,7 +22,6 @@ from workbench.fit.edit import edits_of
 from workbench.fit.inside import Run
 from workbench.fit.program import Program, try_out
 from workbench.gpus.catalogue import gpu
-from workbench.gpus.emulator import place
 from workbench.gpus.emulator.card import with_memory
 from workbench.techniques import ChunkedCrossEntropy, GradientAccumulation, Lora, Optimizer
 
@@ -236,11 +235,9 @@ def test_each_of_the_first_steps_has_the_longest_rows():
     assert longest_first(SimpleNamespace(args=args, train_dataset=rows), 3) == ([1, 3, 1, 3, 1, 3, 2, 0], 9)
 
 
-@pytest.mark.dear
+@pytest.mark.usefixtures("emulator")
 def test_it_says_what_the_script_of_the_page_takes(tmp_path, monkeypatch):
     """To the byte, against the program itself on the emulated card."""
-    if not place.is_set_up():
-        pytest.skip("the emulated GPU is not set up")
     page = Path(__file__).parents[2].joinpath("docs", "your_script.md").read_text(encoding="utf-8")
     (source,) = re.findall(
         r"```python\n(import torch\nfrom transformers import GPT2LMHeadModel.*?)```", page, re.DOTALL
@@ -258,11 +255,9 @@ def test_it_says_what_the_script_of_the_page_takes(tmp_path, monkeypatch):
     assert said.facts == {"rows": 2, "tokens": 1024, "longest_row": 1024}
 
 
-@pytest.mark.dear
+@pytest.mark.usefixtures("emulator")
 def test_what_finds_no_room_is_what_a_larger_card_of_its_kind_says_and_so_is_the_cure(tmp_path):
     """A training that found no room leaves nothing behind that would be counted in the next one."""
-    if not place.is_set_up():
-        pytest.skip("the emulated GPU is not set up")
     needs = []
     for memory in (2**30, 2**34):
         callback = WillItFit(large_trainer(tmp_path), gpu="t4")
@@ -282,10 +277,8 @@ class Boundless(GPT2LMHeadModel):
         return super().forward(input_ids=input_ids, **others)
 
 
-@pytest.mark.dear
+@pytest.mark.usefixtures("emulator")
 def test_what_no_card_has_room_for_is_said_in_the_words_of_a_trainer(tmp_path):
-    if not place.is_set_up():
-        pytest.skip("the emulated GPU is not set up")
     trainer = trainer_of(tmp_path)
     trainer.model.__class__ = Boundless
     with pytest.raises(ConfigurationError, match="this Trainer needs more than 8192 GiB.*Lower per_device_train"):
@@ -318,10 +311,8 @@ trainer.train()
 """
 
 
-@pytest.mark.dear
+@pytest.mark.usefixtures("emulator")
 def test_on_a_card_that_looks_real_it_says_how_far_it_was_off(tmp_path):
-    if not place.is_set_up():
-        pytest.skip("the emulated GPU is not set up")
     tmp_path.joinpath("train.py").write_text(REAL)
     words = [sys.executable, "-m", "workbench", "emulate", "--gpu", "t4", "--", sys.executable, "train.py"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

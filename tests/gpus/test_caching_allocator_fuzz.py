@@ -12,7 +12,6 @@ import torch
 
 from workbench.gpus.caching_allocator import CachingAllocator, OutOfCapacity
 from workbench.gpus.catalogue import KIB, MIB, gpu
-from workbench.gpus.emulator import place
 from workbench.gpus.emulator.call import PROCESSES, call_on
 
 EVENTS = 4000
@@ -71,9 +70,8 @@ def modelled(events, card, expandable):
     return numbers, (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
 
 
-@pytest.mark.dear
+@pytest.mark.usefixtures("emulator")
 @pytest.mark.xdist_group("emulated")
-@pytest.mark.skipif(not place.is_set_up(), reason="the emulated GPU is not set up (make emulator)")
 def test_the_same_requests_give_the_same_numbers(subtests):
     for expandable in (False, True):
         for card in (LARGE, SMALL):

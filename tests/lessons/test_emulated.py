@@ -9,7 +9,6 @@ import pytest
 from tests.advise.test_compare import record
 from workbench.advise.compare import WITHOUT_VALUES, caption, compare, comparison_text
 from workbench.advise.frame import to_frame
-from workbench.gpus.emulator import place
 from workbench.journal.record import Status, read_all
 from workbench.lessons import plots
 from workbench.lessons.notebooks import execute_notebook, find_notebooks
@@ -19,10 +18,7 @@ CARD = "emulated:t4"
 QUICK = {"device": CARD, "model": "gpt2-tiny", "steps": 3, "seeds": 1, "sequence_length": 64, "longest": 256}
 
 
-@pytest.mark.dear
-@pytest.mark.skipif(
-    not place.is_set_up(), reason="the emulated GPU is not set up here: python -m workbench emulate --set-up"
-)
+@pytest.mark.usefixtures("emulator")
 def test_a_lesson_runs_there_and_says_that_no_values_are_computed(tmp_path, runs_folder):
     (path,) = find_notebooks(["12_kernels"])
     executed = nbformat.read(str(execute_notebook(path, tmp_path / path.name, QUICK)), as_version=4)

@@ -10,7 +10,6 @@ import pytest
 from transformers import AutoConfig, GPT2Config, MptConfig
 
 from workbench.base.errors import ConfigurationError
-from workbench.gpus.emulator import place
 from workbench.models.family import MOST_POSITIONS, family_of, on_meta, positions
 from workbench.models.known import PUBLISHED
 from workbench.models.load import load_config
@@ -121,10 +120,16 @@ def test_a_family_is_read_from_the_model():
     assert family.fused_activation == {"activation_function": "gelu_pytorch_tanh"}
 
 
-@pytest.mark.parametrize("engine", [SHADOW, pytest.param(EMULATOR, marks=pytest.mark.dear)])
-def test_a_config_that_contradicts_itself_is_refused_by_every_engine(kinds, tmp_path, engine):
-    if engine == EMULATOR and not place.is_set_up():
-        pytest.skip("the emulated GPU is not set up: make emulator")
+def test_a_config_that_contradicts_itself_is_refused(kinds, tmp_path):
+    refuse_a_contradiction(kinds, tmp_path, SHADOW)
+
+
+@pytest.mark.usefixtures("emulator")
+def test_a_config_that_contradicts_itself_is_refused_by_the_emulator(kinds, tmp_path):
+    refuse_a_contradiction(kinds, tmp_path, EMULATOR)
+
+
+def refuse_a_contradiction(kinds, tmp_path, engine):
     shutil.copytree(kinds / "mixtral", tmp_path / "model")
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_experts_per_tok": 9}))

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.gpus.emulator import call, place
+from workbench.gpus.emulator import call
 
 
 @pytest.fixture(scope="session")
@@ -13,11 +13,9 @@ def emulators_libraries():
 
 
 @pytest.fixture(scope="module")
-def emulator(emulators_libraries):
-    """The emulated GPU, whose processes end with the file; where it is not set up, its tests are skipped."""
-    if not place.is_set_up():
-        pytest.skip("the emulated GPU is not set up: make emulator")
-    yield
+def emulator(emulator, emulators_libraries):
+    """The emulated GPU, whose processes end with the file."""
+    yield emulator
     call.PROCESSES.end()
 
 

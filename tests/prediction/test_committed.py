@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from tests.lessons.test_timeline import one_step, prediction
-from workbench.gpus.emulator import place
 from workbench.prediction import cache, committed
 from workbench.prediction.committed import known_predictions
 from workbench.prediction.predict import EMULATOR, predict_all
@@ -110,8 +109,7 @@ def test_every_file_is_of_this_generation_and_these_versions():
         assert answer.source == f"emulated:{gpu}", file.name
 
 
-@pytest.mark.dear
-@pytest.mark.skipif(not place.is_set_up(), reason="needs the emulated GPU: make emulator")
+@pytest.mark.usefixtures("emulator")
 def test_some_of_them_made_anew_are_the_same(subtests):
     """Others every time: it prints which, and a number that has moved means: raise GENERATION."""
     for file in random.sample(FILES, min(DRAWN, len(FILES))):

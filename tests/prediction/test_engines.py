@@ -57,7 +57,7 @@ def label(techniques):
 @pytest.mark.parametrize(
     "recipe",
     [
-        pytest.param(SMALL, marks=pytest.mark.smoke, id="gpt2-tiny"),
+        pytest.param(SMALL, id="gpt2-tiny"),
         LARGE,
         LARGE | GradientCheckpointing(),
         LARGE | MixedPrecision(dtype="fp16") | Lora(),

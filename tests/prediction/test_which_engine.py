@@ -1,5 +1,6 @@
 """Which engine makes a prediction: the emulator where it is set up, unless one is named; and what it leaves out."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +25,7 @@ def test_the_emulator_is_taken_where_it_is_set_up(monkeypatch):
 
 
 def test_the_engine_can_be_named(monkeypatch):
+    monkeypatch.setattr(place, "stub_folder", Path)
     monkeypatch.setenv("WORKBENCH_ENGINE", SHADOW)
     assert engine_for("t4") == SHADOW
     assert engine_for("t4", EMULATOR) == EMULATOR

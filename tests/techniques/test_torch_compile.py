@@ -19,12 +19,9 @@ from workbench.training.stopwatch import WARM_UP_STEPS
 
 ROUNDING = 1e-5  # relative; 2.3e-07 was seen
 SIZES = (Category.ACTIVATIONS, Category.WEIGHTS, Category.OPTIMIZER_STATES, Category.LOGITS_AND_LOSS)
-LACKING = TorchCompile().missing(Device("cpu"))
-COMPILES = pytest.mark.skipif(LACKING is not None, reason=f"{LACKING}")
 
 
-@COMPILES
-@pytest.mark.dear
+@pytest.mark.usefixtures("cpp_compiler")
 def test_the_losses_are_the_same_up_to_rounding_and_nothing_is_compiled_in_a_timed_step(recipe, fine_tuned):
     counters.clear()
     compiled: list[int] = []
@@ -40,8 +37,7 @@ def test_the_losses_are_the_same_up_to_rounding_and_nothing_is_compiled_in_a_tim
     assert set(kept.values()) == {1.0}
 
 
-@COMPILES
-@pytest.mark.dear
+@pytest.mark.usefixtures("cpp_compiler")
 def test_another_budget_makes_another_graph_and_the_process_is_left_as_it_was(recipe, fine_tuned):
     """The second would get the first one's, or none, as after eight models, were these not forgotten."""
     guards, config = torch._C._dynamo.guards, torch._functorch.config
@@ -55,8 +51,7 @@ def test_another_budget_makes_another_graph_and_the_process_is_left_as_it_was(re
     assert (guards._empty_strided_cpu, config.activation_memory_budget) == (taken, budget)
 
 
-@COMPILES
-@pytest.mark.dear
+@pytest.mark.usefixtures("cpp_compiler")
 def test_what_a_compiled_function_takes_is_what_its_graph_says():
     """One kernel with two results and nothing between them; as it is written, there are five tensors."""
     numbers = torch.ones(1000, requires_grad=True)

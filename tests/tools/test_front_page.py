@@ -9,7 +9,6 @@ import front_page
 import pytest
 
 from workbench.gpus.catalogue import GPUS
-from workbench.gpus.emulator import place
 from workbench.models.known import PUBLISHED
 from workbench.prediction import committed
 
@@ -91,8 +90,7 @@ def test_the_page_is_small_and_says_what_it_is():
         assert words in page
 
 
-@pytest.mark.dear
-@pytest.mark.skipif(not place.is_set_up(), reason="needs the emulated GPU: make emulator")
+@pytest.mark.usefixtures("emulator")
 def test_some_of_them_made_anew_are_the_same(subtests):
     """Others every time, of small models; a number that has moved means: raise GENERATION, run tools/front_page.py."""
     small = [made for made in front_grid.grid() if made.model in ("gpt2", "HuggingFaceTB/SmolLM2-135M")]

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,18 +15,13 @@ from workbench.gpus.emulator import build, card, place
 from workbench.gpus.emulator.elf import read_imports
 from workbench.gpus.emulator.interpreter import Python, this_python
 
-COMPILER = shutil.which("cc") or shutil.which("gcc")
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler on this machine")
-
-
 # ---- reading libraries ----
 
 
-@needs_compiler
-def test_what_a_library_imports(tmp_path):
+def test_what_a_library_imports(compiler, tmp_path):
     source, library = tmp_path / "one.c", tmp_path / "libone.so"
     source.write_text("double nowhere(double), cos(double);\ndouble one(double x) { return cos(x) + nowhere(x); }")
-    subprocess.run([COMPILER, "-shared", "-fPIC", source, "-o", library, "-lm"], check=True)
+    subprocess.run([compiler, "-shared", "-fPIC", source, "-o", library, "-lm"], check=True)
     found = read_imports(library)
     assert "libm.so.6" in found.libraries
     assert ("nowhere", "", "") in found.symbols
@@ -38,18 +32,16 @@ def test_what_a_library_imports(tmp_path):
 # ---- what is written by hand ----
 
 
-@needs_compiler
-def test_the_sources_compile_without_a_warning(subtests, tmp_path):
+def test_the_sources_compile_without_a_warning(compiler, subtests, tmp_path):
     strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fno-builtin"]
     for major in (12, 13):
         for path in sorted(build.SOURCES.glob("*.c")):
             with subtests.test(path=path.name, major=major):
-                command = [COMPILER, *strict, f"-DCUDA_MAJOR={major}", "-c", path, "-o", tmp_path / "out.o"]
+                command = [compiler, *strict, f"-DCUDA_MAJOR={major}", "-c", path, "-o", tmp_path / "out.o"]
                 subprocess.run(command, check=True)
 
 
-@needs_compiler
-def test_the_declared_types_are_laid_out_as_nvidias(subtests, tmp_path):
+def test_the_declared_types_are_laid_out_as_nvidias(compiler, subtests, tmp_path):
     """Sizes and offsets as NVIDIA's headers 12.8 and 13.0 give them to the same compiler."""
     for major, size, multiprocessors, opt_in in ((12, 1032, 388, 696), (13, 1008, 384, 672)):
         expected = {
@@ -63,7 +55,7 @@ def test_the_declared_types_are_laid_out_as_nvidias(subtests, tmp_path):
         source = tmp_path / "layout.c"
         asserts = [f'_Static_assert({what} == {value}, "{what}");' for what, value in expected.items()]
         source.write_text("\n".join(['#include "cuda.h"', *asserts]))
-        command = [COMPILER, "-std=gnu11", f"-DCUDA_MAJOR={major}", f"-I{build.SOURCES}", "-c", source]
+        command = [compiler, "-std=gnu11", f"-DCUDA_MAJOR={major}", f"-I{build.SOURCES}", "-c", source]
         with subtests.test(major=major):
             done = subprocess.run([*command, "-o", tmp_path / "layout.o"], capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
@@ -222,11 +214,11 @@ def test_a_download_is_put_in_its_place_whole(monkeypatch, tmp_path):
 # ---- built ----
 
 
-def test_every_import_of_pytorch_is_there(stubs):
+def test_every_import_of_pytorch_is_there(emulator):
     files = place._libraries(place.torch_folder(), this_python())
     for library in build.find_wanted_libraries(files):
-        assert set(library.symbols) == _defined_in(stubs / library.name, library.symbols), library.name
-    assert (stubs / "libcuda.so").resolve() == (stubs / "libcuda.so.1").resolve()  # of this name for older Triton
+        assert set(library.symbols) == _defined_in(emulator / library.name, library.symbols), library.name
+    assert (emulator / "libcuda.so").resolve() == (emulator / "libcuda.so.1").resolve()  # of this name for older Triton
 
 
 def _defined_in(path, names):
@@ -241,9 +233,9 @@ print(json.dumps([name for name in json.load(sys.stdin) if hasattr(library, name
     return set(json.loads(done.stdout))
 
 
-def test_a_second_call_builds_nothing(stubs, monkeypatch):
+def test_a_second_call_builds_nothing(emulator, monkeypatch):
     monkeypatch.setattr(build, "_build", lambda *_: pytest.fail("built again"))
-    assert build.build_stubs(place._libraries(place.torch_folder(), this_python()), place.cache_folder()) == stubs
+    assert build.build_stubs(place._libraries(place.torch_folder(), this_python()), place.cache_folder()) == emulator
 
 
 MEMORY = """
@@ -262,9 +254,9 @@ def take(mib, device=0):
 """
 
 
-def test_device_memory_is_whole_pages_in_chunks_with_an_end(stubs):
+def test_device_memory_is_whole_pages_in_chunks_with_an_end(emulator):
     source = (
-        MEMORY.format(path=str(stubs / build.OURS))
+        MEMORY.format(path=str(emulator / build.OURS))
         + """
 (_, first), (_, second), (_, third) = take(1), take(3), take(20)
 assert gpu.device_left(0) == (80 - 2 - 4 - 20) * MIB, gpu.device_left(0)
@@ -286,10 +278,10 @@ print("done")
     assert done.stdout == "done\n", done.stderr
 
 
-def test_a_card_stays_while_the_environment_is_emptied(stubs):
+def test_a_card_stays_while_the_environment_is_emptied(emulator):
     """As accelerate's `clear_environment` does, while NCCL's watchdog asks from another thread."""
     source = (
-        MEMORY.format(path=str(stubs / build.OURS))
+        MEMORY.format(path=str(emulator / build.OURS))
         + """
 gpu.card_name.restype = ctypes.c_char_p
 assert (gpu.device_left(0), gpu.card_name()) == (80 * MIB, b"A card")
@@ -319,12 +311,11 @@ def followers(events, addresses):
     return found
 
 
-@needs_compiler
-def test_requests_lie_behind_each_other_as_on_an_h100(stubs):
+def test_requests_lie_behind_each_other_as_on_an_h100(emulator):
     """Where a new chunk comes to lie also depends on what else a process has mapped, so not all are the same."""
     recorded = json.loads((DATA / "reference" / "h100" / "addresses.json").read_text(encoding="utf-8"))["events"]
     source = (
-        MEMORY.format(path=str(stubs / build.OURS)).replace("memory=104857600", "memory=85017493504")
+        MEMORY.format(path=str(emulator / build.OURS)).replace("memory=104857600", "memory=85017493504")
         + """
 import json, sys
 ours, found = {}, []

@@ -52,7 +52,7 @@ def test_it_needs_neither_pytorch_nor_transformers_where_it_is_installed(alone):
     assert "error: gpu: there is no 't5'. Known: t4, " in refused.stderr
 
 
-@pytest.mark.skipif(not place.is_set_up(), reason="the emulated GPU is not set up here")
+@pytest.mark.usefixtures("emulator")
 def test_it_runs_a_program_on_the_pytorch_of_the_python_that_is_named(alone):
     program = "import os; print(os.environ['EMULATED_CARD'])"
     name = "python3" if Path(sys.executable).name == "python" else "python"

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 
@@ -101,7 +100,7 @@ def follows_from_its_shape(group, case):
 
 
 @pytest.mark.dear
-def test_batch_norm_and_recurrent_networks_take_what_they_took_on_an_h200(stubs, tmp_path, capfd, subtests):
+def test_batch_norm_and_recurrent_networks_take_what_they_took_on_an_h200(emulator, tmp_path, capfd, subtests):
     cases = measured()[::EVERY]
     (tmp_path / "cases.json").write_text(json.dumps([(group, case) for group, case, _ in cases]))
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -142,14 +141,11 @@ HARMLESS = re.compile(
 )
 
 
-def test_no_stub_says_success_where_its_caller_waits_for_an_answer(stubs, subtests):
+def test_no_stub_says_success_where_its_caller_waits_for_an_answer(emulator, nm, subtests):
     """By their names, of the functions that the installed PyTorch imports. A new release may bring more of them: they
     belong into `outputs.toml`, or are to be written by hand."""
-    nm = shutil.which("nm")
-    if nm is None:
-        pytest.skip("needs nm, of binutils, to see which functions are written by hand")
     answering = re.compile("Get|Create|Find|Query|[sS]ize|Open|Alloc|Init|Begin|Estimate|malloc|get_")
-    for library in stubs.glob("lib*.so*[!cp]"):
+    for library in emulator.glob("lib*.so*[!cp]"):
         generated = library.with_name(f"{library.name}.c")
         if not generated.exists():
             continue

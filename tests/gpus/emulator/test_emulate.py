@@ -59,7 +59,7 @@ def properties():
 
 @pytest.mark.dear
 @pytest.mark.xdist_group("emulated")
-def test_the_card_answers_as_the_catalogue_says(stubs, subtests):
+def test_the_card_answers_as_the_catalogue_says(emulator, subtests):
     for name in ("t4", "rtx3090", "h100", "b200"):
         with subtests.test(gpu=name):
             row = gpu(name)
@@ -401,12 +401,12 @@ def test_a_text_ends_at_its_greatest_length_and_weights_drawn_on_the_host_take_n
 # ---- how it is started, and what is collected of programs that use no GPU ----
 
 
-def test_a_child_is_told_its_cards_and_sees_no_real_one(stubs, monkeypatch):
+def test_a_child_is_told_its_cards_and_sees_no_real_one(emulator, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("PYTHONPATH", "mine")
     variables = environment(gpu("t4"), 2)
     assert "CUDA_VISIBLE_DEVICES" not in variables
-    assert (variables["EMULATED_CARD"], variables["EMULATED_STUBS"]) == ("t4", str(stubs))
+    assert (variables["EMULATED_CARD"], variables["EMULATED_STUBS"]) == ("t4", str(emulator))
     assert variables["EMULATED_GPU"] == variable(gpu("t4"), 2)
     assert variables["PYTHONPATH"].split(os.pathsep) == [str(INSIDE), *python_path(), "mine"]
     assert variables["PATH"] == os.environ["PATH"]
@@ -414,7 +414,7 @@ def test_a_child_is_told_its_cards_and_sees_no_real_one(stubs, monkeypatch):
     assert {name for name in variables if variables[name] != told_of_padding[name]} == {PADDING, "EMULATED_GPU"}
 
 
-@pytest.mark.usefixtures("stubs")
+@pytest.mark.usefixtures("emulator")
 def test_exit_statuses_are_those_of_a_shell(subtests):
     for command, status in (("exit 7", 7), ("kill -9 $$", 137), ("exit 0", 0)):
         with subtests.test(command=command):
@@ -425,7 +425,7 @@ def test_exit_statuses_are_those_of_a_shell(subtests):
     assert (late.exit_status, late.stuck_at) == (TIMED_OUT, "")
 
 
-@pytest.mark.usefixtures("stubs")
+@pytest.mark.usefixtures("emulator")
 def test_the_reports_of_all_processes_are_collected_in_the_order_of_their_ranks(tmp_path):
     program = """
 cd "$EMULATED_REPORTS"
@@ -478,7 +478,7 @@ def test_no_ranks_are_refused(capsys):
         complete_command(["python"], 0)
 
 
-def test_a_program_that_is_not_there(stubs, capsys):
+def test_a_program_that_is_not_there(emulator, capsys):
     assert main(["emulate", "--", "/no/such/program"]) == 2
     assert "emulate: '/no/such/program' cannot be started: No such file" in capsys.readouterr().err
     assert main(["emulate", "--", "train.py"]) == 2
@@ -486,7 +486,7 @@ def test_a_program_that_is_not_there(stubs, capsys):
 
 
 @pytest.mark.dear
-def test_json_stands_alone_on_standard_output(stubs, tmp_path, capfd):
+def test_json_stands_alone_on_standard_output(emulator, tmp_path, capfd):
     path = tmp_path / "program.py"
     path.write_text("import torch\nprint('hello')\ntorch.ones(8, device='cuda')")
     assert main(["emulate", "--gpu", "t4", "--json", "--", "python", str(path)]) == 0

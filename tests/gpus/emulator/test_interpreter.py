@@ -75,7 +75,7 @@ def test_what_does_not_answer_as_a_python_is_refused(tmp_path):
             ask_python(str(path))
 
 
-@pytest.mark.usefixtures("stubs")
+@pytest.mark.usefixtures("emulator")
 def test_a_program_that_starts_another_python_gets_no_pytorch_of_ours_without_a_word(capfd):
     if not place.python_path() or sys._base_executable == sys.executable:
         pytest.skip("PyTorch's CUDA build lies in this very environment, or this Python has no other one below it")
