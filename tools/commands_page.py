@@ -9,7 +9,7 @@ import inspect
 import re
 
 from workbench import __main__ as command_line
-from workbench.base.command_line import COMMANDS
+from workbench.base.command_line import COMMANDS, PROGRAM
 from workbench.base.paths import ROOT, write_whole
 from workbench.gpus.catalogue import GPUS
 from workbench.techniques import REGISTRY
@@ -141,7 +141,7 @@ def code(names: str) -> str:
 
 
 def exit_codes() -> str:
-    listed = str(command_line.__doc__).partition("exit codes:\n")[2]
+    listed = PROGRAM["exit_codes"].partition("exit codes:\n")[2]
     lines: list[str] = []
     for line in listed.splitlines():
         number, _, text = line.strip().partition("  ")

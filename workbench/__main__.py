@@ -1,30 +1,8 @@
-"""Fine-tune GPT-2 with memory-saving techniques and see what each one really saves.
+"""The command line, `workbench COMMAND` or `python -m workbench COMMAND`: one function per command.
 
-examples:
-  python -m workbench run gpt2-tiny
-  python -m workbench run gpt2-tiny --technique lora=rank:8,alpha:16 --technique gradient_checkpointing
-  python -m workbench run gpt2 --corpus my.txt --batch-size 4 --sequence-length 512 --steps 200 --save merged
-  python -m workbench run random:gpt2 --batch-size 2 --sequence-length 256 --steps 5   (124 M, no download)
-  python -m workbench text my.jsonl
-  python -m workbench run recipe.toml --set technique.lora.rank=16 --set arguments.weight_decay=0.1
-  python -m workbench predict gpt2-xl --batch-size 8 --sequence-length 1024 --technique gradient_checkpointing
-  python -m workbench plan gpt2 --budget 8GiB --batch-size 8 --sequence-length 1024
-  python -m workbench plan --gpu t4 -- python train.py --epochs 1
-  python -m workbench doctor
-  python -m workbench compare
-
-exit codes:
-  0  done
-  1  the run failed, diverged, a notebook's cell raised, a file or the output could not be written, no plan fits, or a
-     memory budget is exceeded
-  2  something in the command cannot be used; nothing was run
-  3  this machine cannot run it (device, package, network)
-  4  out of memory
-  130  interrupted
+The options of each command, and the text of `--help`, are in `base/commands.toml`. Standard output is for results
+alone. Everything else that is printed meanwhile goes to standard error.
 """
-
-# The command line is `workbench COMMAND` or `python -m workbench COMMAND`: one function per command, whose options are
-# in `commands.toml`. Standard output is for results alone, and what else is printed meanwhile goes to standard error.
 
 import argparse
 import io
@@ -43,9 +21,9 @@ from typing import Any
 
 import workbench
 from workbench.base.categories import format_bytes
-from workbench.base.command_line import Parser, build_parser, print_visibly, split_off_program
+from workbench.base.command_line import Parser, build_parser, exit_code_of, print_visibly, split_off_program
 from workbench.base.device import Device, check_device
-from workbench.base.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, missing_extra_error, visible
+from workbench.base.errors import DISTRIBUTION, ConfigurationError
 from workbench.base.paths import check_writable, git_commit, runs_folder, versions
 from workbench.gpus.catalogue import GPUS, device_name
 from workbench.gpus.emulator.card import find_emulated_gpu
@@ -83,41 +61,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, by default that of the command line. Returns its exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # Windows consoles may not know an arrow
-    try:
-        typed = sys.argv[1:] if arguments is None else list(arguments)
-        ours, program = split_off_program(typed)
-        args, others = _parser().parse_known_args(ours)
-        if others:
-            args.parser.refuse(others[0])
-        with suppress(ValueError):  # in another thread than the main one
-            # it ends as by Ctrl-C: no temporary files stay
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
-        args.stdout = sys.stdout
-        args.program_to_plan = program
-        with redirect_stdout(sys.stderr):
-            return int(args.function(args) or 0)
-    except WorkbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except ModuleNotFoundError as error:
-        unavailable = missing_extra_error(error)
-        if unavailable is None:
-            raise
-        print(f"error: {unavailable}", file=sys.stderr)
-        return unavailable.exit_code
-    except OSError as error:
-        place = error.filename or "a file or the output"
-        complaint = f"error: {place}: {error.strerror or error}. Make room, or name another place."
-        print(visible(complaint), file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    typed = sys.argv[1:] if arguments is None else list(arguments)
+    return exit_code_of(lambda: _run_command(typed), typed)
+
+
+def _run_command(typed: list[str]) -> int:
+    """Run the command that was typed, and return its exit code."""
+    ours, program = split_off_program(typed)
+    args, others = _parser().parse_known_args(ours)
+    if others:
+        args.parser.refuse(others[0])
+    with suppress(ValueError):  # in another thread than the main one
+        # it ends as by Ctrl-C: no temporary files stay
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    args.stdout = sys.stdout
+    args.program_to_plan = program
+    with redirect_stdout(sys.stderr):
+        return int(args.function(args) or 0)
 
 
 def _parser() -> Parser:
     names = {"gpus": ", ".join(GPUS), "techniques": ", ".join(REGISTRY)}
-    return build_parser(COMMAND_FUNCTIONS, str(__doc__), recipe_options(), names, show_versions)
+    return build_parser(COMMAND_FUNCTIONS, recipe_options(), names, show_versions)
 
 
 def show_versions() -> None:

@@ -181,5 +181,5 @@ def test_nobody_who_reads_on_is_no_error(subtests):
 
 
 def test_an_output_that_is_full_is():
-    message = "error: a file or the output: No space left on device. Make room, or name another place.\n"
+    message = "error: the output: No space left on device. Make room, or name another place.\n"
     assert ended(">/dev/full") == (1, message)

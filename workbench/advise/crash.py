@@ -36,7 +36,7 @@ def read_crash(name: str) -> Result:
     Raises:
         ConfigurationError: the file has no out-of-memory message in it, or is a pickle and no memory snapshot.
     """
-    content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    content = _read(name)
     if not content.startswith(PICKLE):
         return read_message(_text(content))
     if name == "-":
@@ -44,8 +44,22 @@ def read_crash(name: str) -> Result:
     return CrashSnapshot(read_snapshot(Path(name)))
 
 
+def _read(name: str) -> bytes:
+    """Return the bytes of a file, or of standard input if the name is `-`."""
+    if name != "-":
+        return Path(name).read_bytes()
+    if sys.stdin is None:  # it was closed before Python started
+        raise ConfigurationError("doctor: standard input is closed. Give the name of a file in place of -.")
+    try:
+        return sys.stdin.buffer.read()
+    except OSError as error:  # a folder, for example, is redirected into it
+        raise ConfigurationError(
+            f"doctor: standard input cannot be read ({error.strerror}). Give the name of a file in place of -."
+        ) from None
+
+
 def _text(content: bytes) -> str:
-    """Decode a file. A notebook becomes the output of its failed cells.
+    """Decode a file. A notebook becomes the output of its cells.
 
     Windows' PowerShell writes logs in UTF-16.
     """
@@ -53,15 +67,29 @@ def _text(content: bytes) -> str:
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"
     text = content.decode(encoding, errors="replace")
+    if not text.lstrip().startswith("{"):
+        return text
     try:
-        cells = json.loads(text)["cells"]
-    except (ValueError, TypeError, KeyError):
+        notebook = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    outputs = []
+    for cell in _list_in(notebook, "cells"):
+        outputs += _list_in(cell, "outputs")
+    if not outputs:
         return text
     lines = []
-    for cell in cells:
-        for output in cell.get("outputs", []):
-            lines += [*output.get("traceback", []), *output.get("text", [])]
-    return "\n".join(lines)
+    for output in outputs:
+        lines += [*_list_in(output, "traceback"), *_list_in(output, "text")]
+    return "\n".join(map(str, lines))
+
+
+def _list_in(value: Any, name: str) -> list[Any]:
+    """Return the list under a name of a JSON object. A text becomes a list of one; everything else an empty list."""
+    entry = value.get(name) if isinstance(value, dict) else None
+    if isinstance(entry, str):
+        return [entry]
+    return entry if isinstance(entry, list) else []
 
 
 @dataclass(frozen=True)

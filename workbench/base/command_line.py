@@ -1,22 +1,30 @@
 """The command line: a parser built from `commands.toml`, whose errors name the nearest known command or option."""
 
 import argparse
+import errno
 import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from workbench.base.categories import drop_thousands_commas
-from workbench.base.errors import ConfigurationError, visible
-from workbench.base.paths import read_beside
+from workbench.base.errors import ConfigurationError, WorkbenchError, missing_extra_error, visible
+from workbench.base.paths import FULL, read_beside, versions
 from workbench.base.settings import unknown_name_error
+from workbench.base.unforeseen import describe, write_report
 
 MODULE = "python -m workbench"
+# Exit codes, beside those of `WorkbenchError`.
+OUT_OF_MEMORY = 4
+BUG = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED = 130
 COMMANDS = read_beside(__file__, "commands.toml")
+PROGRAM = COMMANDS.pop("program")
 RECIPE = COMMANDS.pop("recipe")  # options of all commands that take a recipe, beside the recipe's own settings
 # Each command of version 0.3 that is gone has a sentence here that says what does the same today.
 RETIRED = {
@@ -32,7 +40,6 @@ RETIRED = {
 
 def build_parser(
     functions: Mapping[str, Callable[[argparse.Namespace], int | None]],
-    text: str,
     recipe_options: Mapping[str, tuple[str, str]],
     names: Mapping[str, str],
     show_versions: Callable[[], None],
@@ -41,17 +48,15 @@ def build_parser(
 
     Args:
         functions: a function for each command; its docstring is the command's description.
-        text: three paragraphs: a title, examples, exit codes.
         recipe_options: for each field of a recipe, the option and its help.
         names: the texts that replace `{gpus}` and `{techniques}` in `commands.toml`.
         show_versions: the function that `--version` calls.
     """
     program = "workbench" if Path(sys.argv[0]).stem == "workbench" else MODULE
-    title, examples, exit_codes = text.replace(MODULE, program).split("\n\n")
     parser = Parser(
         prog=program,
-        description=title,
-        epilog=f"{examples}\n\n{exit_codes}",
+        description=PROGRAM["title"],
+        epilog=f"{PROGRAM['examples'].replace(MODULE, program)}\n\n{PROGRAM['exit_codes']}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     help_text = "show versions, the device and where records lie, as an issue should tell them, and exit"
@@ -133,6 +138,54 @@ TYPES: dict[str, Callable[[str], Any]] = {
     "path": Path,
     "share": _share,
 }
+
+
+def exit_code_of(act: Callable[[], int], typed: Sequence[str]) -> int:
+    """Return the exit code that `act` returns. An error that it raises becomes one sentence on standard error, and its
+    code.
+
+    Args:
+        typed: the words of the command line, for the report about an error that nobody foresaw.
+    """
+    try:
+        return act()
+    except WorkbenchError as error:
+        message = str(error)
+        exit_code = error.exit_code
+    except ModuleNotFoundError as error:
+        unavailable = missing_extra_error(error)
+        if unavailable is None:
+            return _report(error, typed)
+        message = str(unavailable)
+        exit_code = unavailable.exit_code
+    except OSError as error:
+        if error.filename is None and error.errno not in (*FULL, errno.EIO, errno.EBADF):
+            return _report(error, typed)
+        cure = "Make room, or name another place." if error.errno in FULL else "Name another place."
+        message = f"{error.filename or 'the output'}: {error.strerror}. {cure}"
+        exit_code = 1
+    except MemoryError:
+        message = "this computer's memory is full. End other programs, or ask for a smaller model, batch or dataset."
+        exit_code = OUT_OF_MEMORY
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        return _report(error, typed)
+    print(visible(f"error: {message}"), file=sys.stderr)
+    return exit_code
+
+
+def _report(error: Exception, typed: Sequence[str]) -> int:
+    """Say in one sentence what failed, and where its traceback is; return the exit code."""
+    try:
+        place = f"The traceback is in {write_report(error, typed, versions())}."
+    except OSError:  # there is no room for the file either
+        traceback.print_exception(error)
+        place = "The traceback is above."
+    failure = describe(error)
+    print(visible(f"error: {' '.join(typed[:1])}: {failure.sentence}. {place} {failure.cure}"), file=sys.stderr)
+    return BUG if failure.is_bug else 1
 
 
 class Parser(argparse.ArgumentParser):

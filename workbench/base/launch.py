@@ -26,7 +26,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -38,6 +37,7 @@ from workbench.base.errors import ConfigurationError, UnavailableError, Workbenc
 from workbench.base.garbage import collect_garbage, freeze_living_objects
 from workbench.base.imports import import_quickly
 from workbench.base.paths import PIN
+from workbench.base.unforeseen import child_failure
 
 SERVE = "import sys; sys.path[:] = {path!r}; {pin}; from workbench.base.launch import serve; serve({modules!r})"
 PATIENCE_S = 0.6  # time between asking a child to stop and ending it
@@ -163,7 +163,8 @@ class Child:
         Raises:
             WorkbenchError: the function raised it in the child.
             LostChildError: the child took longer than the limit, was killed, or was cancelled.
-            RuntimeError: another failure in the child, with its traceback, or its end, with its last words.
+            ChildFailureError: another error in the child; a note has its traceback.
+            RuntimeError: the child has ended; the message has its last words.
         """
         clock = threading.Timer(time_limit, self.kill)
         began_at_s = time.monotonic()
@@ -446,5 +447,5 @@ def reply_to(requests: IO[bytes]) -> tuple[str, Any]:
         return "error", error
     except KeyboardInterrupt:
         return "error", LostChildError("it was cancelled.")
-    except BaseException:  # a rank that loses another one ends itself by sys.exit
-        return "error", RuntimeError(traceback.format_exc())
+    except BaseException as error:  # a rank that loses another one ends itself by sys.exit
+        return "error", child_failure(error)

@@ -69,10 +69,11 @@ def check_parts(name: str, config: Any) -> None:
     others = sorted(part for part in config.sub_configs if part != "text_config")
     # A few models with other parts have their text model's settings among their own, so that the names decide.
     if config.get_text_config() is not config or any(part.startswith(SENSES) for part in others):
+        named = f" ({', '.join(others)})" if others else ""
         raise ConfigurationError(
-            f"model: {name!r} is a {config.model_type!r}: a text model with other parts "
-            f"({', '.join(others)}), and the workbench trains text models alone. Use one of its "
-            "family without them, or `workbench emulate`."
+            f"model: {name!r} is a {config.model_type!r}: a text model with other parts{named}, and "
+            "the workbench trains text models alone. Use one of its family without them, or "
+            "`workbench emulate`."
         )
     quantized = getattr(config, "quantization_config", None)
     if quantized:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.device import current_emulated_gpu
-from workbench.base.errors import ConfigurationError, explain_errors
+from workbench.base.errors import ConfigurationError, WorkbenchError, explain_errors
 from workbench.base.hub import Address, address_of
 from workbench.base.paths import MODELS
 from workbench.models.download import ADAPTER, CONFIGS, INDEX, READ, WHOLE, model_files
@@ -22,6 +22,7 @@ RANDOM = "random:"
 FLOATS = ("F64", "F32", "F16", "BF16")  # types of numbers in a file of safetensors
 POINTER = b"version https://git-lfs"  # the beginning of a file of Git LFS that stands for the file itself
 GPT2_POSITIONS = 1024  # transformers' default where a GPT-2's config says nothing
+FOLDER_CURE = "Give the folder of a causal language model, as transformers' save_pretrained() writes it."
 OF_OTHERS = {  # files that show what a folder without a config is instead
     "*.gguf": "a file of llama.cpp's, which is not read",
     "modules.json": "that of a sentence-transformers model, which makes vectors",
@@ -91,6 +92,8 @@ def _locate(name: str, random: bool) -> ModelSource:
     if plain and os.path.isdir(folder):
         _check_which(plain)
         return _source_in_folder(name, Path(folder), random, f"the folder {name!r}")
+    if plain and os.path.exists(folder):
+        raise ConfigurationError(f"model: {name!r} is {_kind_of_file(Path(folder))}. {FOLDER_CURE}")
     sizes = [RANDOM + size for size in PUBLISHED if "/" not in size]
     cure = f"Known without a download: {EMBEDDED}, {', '.join(sizes)}. Of the hub: owner/name, owner/name@revision."
     with explain_errors(f"model: {name!r:.90} is neither an existing folder nor a hub id", cure):
@@ -100,6 +103,14 @@ def _locate(name: str, random: bool) -> ModelSource:
     alternatives = f"{EMBEDDED} (embedded) or {RANDOM}gpt2 (no download)"
     folder_in_cache = model_files(address, alternatives, weights=not random, known_names=PUBLISHED)
     return replace(_source_in_folder(name, folder_in_cache, random, f"{name!r} on the hub"), address=address)
+
+
+def _kind_of_file(path: Path) -> str:
+    """Return what a file is that was given in the place of a model's folder."""
+    for pattern, meaning in OF_OTHERS.items():
+        if path.match(pattern):
+            return meaning
+    return "a file"
 
 
 def _source_in_folder(name: str, folder: Path, random: bool, place: str) -> ModelSource:
@@ -158,7 +169,7 @@ def _other_contents(folder: Path) -> str:
     for pattern, meaning in OF_OTHERS.items():
         for path in sorted(folder.glob(pattern)):
             return f"{path.name} is {meaning}. Use a causal language model as transformers saves it."
-    return f"One of its folders has: give {inner[-1]}" if inner else "Give the folder of a saved model."
+    return f"One of its folders has: give {inner[-1]}" if inner else FOLDER_CURE
 
 
 def _list_files(folder: Path, random: bool) -> set[str]:
@@ -247,8 +258,16 @@ def _adapter_config(source: ModelSource) -> Any:
 def base_of(source: ModelSource) -> ModelSource:
     """Find the model that an adapter was trained beside. Raises as `locate` does, and for an adapter of an adapter."""
     config = _adapter_config(source)
+    if not config.base_model_name_or_path:
+        raise ConfigurationError(
+            f"model: the adapter {source.name!r} does not name its base: base_model_name_or_path in its "
+            'adapter_config.json is empty. Write the name of the model there, such as "gpt2".'
+        )
     revision = f"@{config.revision}" if config.revision else ""
-    base = locate(f"{config.base_model_name_or_path or ''}{revision}")
+    try:
+        base = locate(f"{config.base_model_name_or_path}{revision}")
+    except WorkbenchError as error:
+        raise type(error)(f"{error} It is the base that the adapter {source.name!r} names.") from None
     if base.adapter:
         raise ConfigurationError(f"model: the adapter {source.name!r} is for another adapter. Save it as 'merged'.")
     return base

@@ -9,8 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from workbench.base.categories import parse_bytes
-from workbench.base.command_line import COMMANDS, add_option
-from workbench.base.errors import WorkbenchError
+from workbench.base.command_line import COMMANDS, add_option, exit_code_of
 from workbench.base.paths import versions
 from workbench.gpus.catalogue import GPUS
 from workbench.gpus.catalogue import gpu as find_gpu
@@ -57,11 +56,12 @@ def emulate_by_itself(arguments: Sequence[str] | None = None) -> int:
         settings: dict[str, Any] = {**fields, "help": fields["help"].format(gpus=", ".join(GPUS))}
         add_option(parser, option, **settings)
     args = parser.parse_args(arguments)
-    try:
-        answer, exit_status = emulate_as_asked(args)
-    except WorkbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    typed = sys.argv[1:] if arguments is None else list(arguments)
+    return exit_code_of(lambda: _print_answer(args), ["emulate", *typed])
+
+
+def _print_answer(args: argparse.Namespace) -> int:
+    answer, exit_status = emulate_as_asked(args)
     print(json.dumps(answer.to_dict()) if args.json and isinstance(answer, Emulation) else answer)
     return exit_status
 

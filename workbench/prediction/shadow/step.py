@@ -20,6 +20,7 @@ from transformers.integrations.neftune import activate_neftune
 from workbench.base.categories import Phase
 from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError, WorkbenchError
+from workbench.base.unforeseen import describe, find_failing_forward
 from workbench.gpus.catalogue import Gpu
 from workbench.measure.meter import Meter
 from workbench.models.family import family_of
@@ -166,6 +167,13 @@ def _name_failures(tracker: ShadowTracker) -> Iterator[None]:
     except WorkbenchError:
         raise
     except Exception as error:
+        # PyTorch has errors of its own for an operation that needs values; a built-in one is about the model.
+        is_of_model = type(error).__module__ == "builtins" and not isinstance(error, NotImplementedError)
+        if is_of_model and find_failing_forward(error):
+            raise ConfigurationError(
+                f"predict: {describe(error).sentence}. Correct the config or the code of the model. "
+                "If it runs with transformers alone, measure it with `run` instead."
+            ) from error
         operation, module = tracker.failed
         place = operation or "the assembly of the trainer"
         if module:
