@@ -1,6 +1,7 @@
 """A Hugging Face hub on this machine, as far as `huggingface_hub` and `datasets` ask one: repositories are folders.
 
-It misbehaves as `server.fault` says: the kind, and the part of the paths that it is asked for then.
+It misbehaves as `server.fault` says: the kind, the part of the paths that it is asked for then, and, if it is not for
+ever, how often. A kind after "GET " is not for questions about a file (HEAD).
 """
 
 import hashlib
@@ -36,8 +37,11 @@ class Answers(BaseHTTPRequestHandler):
     """Of the repositories named gated/… and private/… nothing is told without TOKEN."""
 
     def do_GET(self):  # noqa: N802
-        kind, part = self.server.fault
-        self.fault = kind if part in self.path else ""
+        kind, part, *times = self.server.fault
+        of_method, _, named = kind.rpartition(" ")
+        self.fault = named if part in self.path and of_method in ("", self.command) else ""
+        if self.fault and times:
+            self.server.fault = (kind, part, times[0] - 1) if times[0] > 1 else ("", "")
         if self.fault == "hang":
             return self.server.closing.wait(60)
         if self.fault == "drip":
@@ -51,6 +55,8 @@ class Answers(BaseHTTPRequestHandler):
             return self._send(302, {"Location": self.path})
         if self.fault == "nonsense":
             return self._send(200, {}, b"\x00\x01\x02")
+        if self.fault == "revision":
+            return self._send(404, {"X-Error-Code": "RevisionNotFound"})
         if self.fault == "login":
             return self._send(200, {"Content-Type": "text/html"}, PAGE)
         if self.fault.isdigit():

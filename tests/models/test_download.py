@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -137,6 +138,7 @@ def test_what_is_whole_is_used_in_time_and_else_the_fault_is_named(
     server, whole, tmp_path, monkeypatch, capsys, fault, part
 ):
     monkeypatch.setattr("workbench.base.hub.HUB_PATIENCE_S", 0.3)
+    monkeypatch.setattr("workbench.base.hub.PAUSES_S", (0.1,))
     server.fault = (fault, part)
     server.commit = "1" * 40 if part else COMMIT  # there is a newer one, of which no file can be had
     start = time.monotonic()
@@ -201,6 +203,66 @@ def test_a_file_in_the_store_of_several_repositories_is_proved_by_what_the_hub_s
 def test_a_file_that_is_named_and_not_there_is_no_spelling_mistake(server, home):
     server.fault = ("404", "safetensors")
     with pytest.raises(UnavailableError, match="the hub names a file that it does not have .*safetensors"):
+        locate(NAME)
+
+
+# ---- how long it waits ----
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr("workbench.base.hub.HUB_PATIENCE_S", 0.5)
+    monkeypatch.setattr("workbench.base.hub.STALLED_S", 0.8)
+    monkeypatch.setattr("workbench.base.hub.PAUSES_S", (0.05, 0.05))
+    monkeypatch.setattr("workbench.base.limits.NOTICE_S", 0.1)
+
+
+@pytest.mark.parametrize("part", ["/api/", "config.json", "safetensors"])
+@pytest.mark.parametrize("status", ["500", "502", "503", "504"])
+def test_a_hub_that_is_busy_for_a_moment_is_asked_again(server, home, impatient, status, part):
+    server.fault = (status, part, 2)
+    assert locate(NAME).location.endswith(COMMIT)
+
+
+STALLED = {
+    "429": r"answers HTTP 429, too many requests: wait some minutes",  # the hub says when: after 300 s
+    "GET 429": r"sends nothing more \(nothing has come for 0\.8 s: Rate limited\. Waiting 301",
+    "hang": "does not answer in time",
+    "GET hang": r"sends nothing more \(nothing has come for 0\.8 s",
+}
+
+
+@pytest.mark.parametrize("fault", STALLED)
+@pytest.mark.parametrize("part", ["tokenizer.json", "safetensors"])
+def test_a_file_that_does_not_come_is_given_up_and_the_wait_is_announced(server, home, impatient, capsys, fault, part):
+    server.fault = (fault, part)
+    with pytest.raises(UnavailableError, match=rf"is in the local cache without .*, and the .*hub {STALLED[fault]}"):
+        locate(NAME)
+    announced = f"hub: waiting for {part if part.endswith('json') else 'model.safetensors'} of {NAME} from http://"
+    assert capsys.readouterr().err.startswith(announced) == fault.startswith("GET")
+
+
+def test_a_full_disk_is_named_and_not_the_network(server, home):
+    """A limit on the size of files stands for the disk's."""
+    resource = pytest.importorskip("resource", reason="Windows has no limit on the size of files")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    largest = max(path.stat().st_size for path in (MODELS / "gpt2-tiny").glob("tokenizer*"))
+    with (server.folder / NAME / "model.safetensors").open("ab") as file:
+        file.truncate(4 * largest)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2 * largest, hard))
+        with pytest.raises(UnavailableError, match=r"cannot be written into the cache .* \(the disk is full\)\. Free"):
+            locate(NAME)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+        save_file({"w": torch.ones(999)}, server.folder / NAME / "model.safetensors")
+
+
+def test_a_revision_that_the_hub_names_and_does_not_have_is_named(server, home):
+    server.fault = ("revision", "safetensors")
+    with pytest.raises(UnavailableError, match=f"the Hugging Face hub names '{COMMIT}' as the newest revision of"):
         locate(NAME)
 
 

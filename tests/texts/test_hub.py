@@ -110,6 +110,28 @@ def test_a_damaged_file_is_named_before_it_is_used_and_fetched_anew(folder, tmp_
         assert fetched.is_symlink() != without_links
 
 
+@pytest.mark.parametrize("fault", ["GET hang", "GET 429"])
+def test_files_that_do_not_come_are_given_up_and_the_wait_is_announced(folder, tmp_path, monkeypatch, capsys, fault):
+    monkeypatch.setattr("workbench.base.hub.STALLED_S", 1.0)
+    monkeypatch.setattr("workbench.base.limits.NOTICE_S", 0.1)
+    with serving(folder) as server, hub_at(server.server_port, tmp_path):
+        server.fault = (fault, "train.jsonl")
+        with pytest.raises(UnavailableError, match=r"the .*hub sends nothing more \(nothing has come for 1 s"):
+            corpus.load_corpus("user/texts")
+    assert "hub: waiting for the files of user/texts from http://" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_named_and_not_the_network(folder, tmp_path, monkeypatch):
+    def fill(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with serving(folder) as server, hub_at(server.server_port, tmp_path):
+        monkeypatch.setattr("pyarrow.RecordBatchStreamWriter.write_table", fill)
+        monkeypatch.setattr("datasets.arrow_writer.ArrowWriter.write_table", fill)
+        with pytest.raises(UnavailableError, match=r"cannot be written into the cache .* \(the disk is full\)"):
+            corpus.load_corpus("user/texts")
+
+
 def test_an_old_name_leads_to_the_new_one_and_stays_in_the_recipe(answers):
     assert answers["online"]["old-name"] == {**answers["online"]["old-name"], "name": "old-name", "documents": 30}
 

@@ -5,29 +5,41 @@ The hub is asked once, and has seconds to answer. If it does not answer, the wor
 """
 
 import difflib
+import errno
 import hashlib
+import logging
+import os
 import re
 import socket
 import sys
 import time
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from workbench.base.errors import ConfigurationError, UnavailableError, WorkbenchError, in_a_line
-from workbench.base.limits import call_within
+from workbench.base.limits import call_while_it_moves, call_within
+from workbench.base.paths import FULL
+
+T = TypeVar("T")
 
 CONNECTION_S = 1.0  # time for a connection to the hub
 HUB_PATIENCE_S = 4.0  # time for the hub's answer, and for a first small file
+STALLED_S = 20.0  # time without a new byte, after which a download is given up
+BUSY = (500, 502, 503, 504)  # HTTP status of a hub that may answer if it is asked again
+PAUSES_S = (0.5, 1.5)  # pauses before a busy hub is asked again
 ASKED_AGAIN_S = 60.0  # time for which a hub that gave no answer is not asked again about files that the cache has
 REFUSALS = (401, 403, 404)  # HTTP status: the hub also says 401 where there is no such repository
 LOGIN = "log in with `hf auth login`, with a token that may read it"
 ADDRESS = re.compile(r"\w+://[^/]*/?|(www\.)?(huggingface\.co|hf\.co)/")  # the beginning of a page's address, or hf://
 REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]*")  # a branch, a tag or a commit
+REVISION_IN_ADDRESS = re.compile(r"/(?:revision|resolve|tree)/([^/?]+)")
+DISK_IS_FULL = os.strerror(errno.ENOSPC)
 SHA1 = re.compile("[0-9a-f]{40}")
 SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -101,7 +113,19 @@ def repository_info(address: Address) -> Any:
             raise ValueError("the answer names no files")
         return info
 
-    return call_within(HUB_PATIENCE_S, ask)
+    return ask_again_if_busy(lambda: call_within(HUB_PATIENCE_S, ask))
+
+
+def ask_again_if_busy(ask: Callable[[], T]) -> T:
+    """Return what `ask()` returns. If the hub is busy it is asked again, after short pauses."""
+    for pause_s in PAUSES_S:
+        try:
+            return ask()
+        except Exception as error:
+            if status_of(error) not in BUSY:
+                raise
+            time.sleep(pause_s)
+    return ask()
 
 
 def first_file(address: Address, name: str) -> Path:
@@ -116,9 +140,9 @@ def first_file(address: Address, name: str) -> Path:
         # `metadata` raises at once an error over which the download would try again and again, or take an older file.
         if not metadata(address, name, address.revision).commit_hash:
             raise FileMetadataError(f"{name} is not of a commit")
-        return fetch(address, name, address.revision)
+        return _download(address, name, address.revision)
 
-    return call_within(HUB_PATIENCE_S, fetch_first)
+    return ask_again_if_busy(lambda: call_within(HUB_PATIENCE_S, fetch_first))
 
 
 def metadata(address: Address, name: str, revision: str) -> Any:
@@ -131,6 +155,15 @@ def metadata(address: Address, name: str, revision: str) -> Any:
 
 def fetch(address: Address, name: str, revision: str) -> Path:
     """Fetch a file of a repository, and return its path in the cache. Raises errors of any kind."""
+    from huggingface_hub.errors import RemoteEntryNotFoundError
+
+    # The hub's library would wait for minutes where it is told to come back later; this raises at once.
+    with suppress(RemoteEntryNotFoundError):  # the library notes in the cache that there is no such file
+        ask_again_if_busy(lambda: call_within(HUB_PATIENCE_S, lambda: metadata(address, name, revision)))
+    return wait_for(address, name, lambda: _download(address, name, revision))
+
+
+def _download(address: Address, name: str, revision: str) -> Path:
     from huggingface_hub import hf_hub_download
 
     path = Path(
@@ -144,6 +177,54 @@ def fetch(address: Address, name: str, revision: str) -> Path:
     )
     note_hash(address, path, name)
     return path
+
+
+def wait_for(address: Address, what: str, load: Callable[[], T], *folders: Path) -> T:
+    """Return what `load()` returns, which fetches something of a repository.
+
+    Args:
+        what: what is fetched, for the line on standard error.
+        folders: other folders than that of the repository in the cache, into which it writes.
+
+    Raises:
+        StalledError: nothing has come for STALLED_S. Errors of other kinds are those of `load`.
+    """
+    from huggingface_hub import constants
+
+    places = (repository_folder(address), *folders)
+    notice = f"hub: waiting for {what} of {address} from {constants.ENDPOINT} (Ctrl-C gives up)"
+    with _last_warning_of_the_library() as warnings:
+        try:
+            return call_while_it_moves(STALLED_S, load, lambda: sum(map(size_of_folder, places)), notice)
+        except TimeoutError as error:
+            raise StalledError(str(error), *warnings) from error
+
+
+class StalledError(TimeoutError):
+    """A download was given up, because nothing came any more. A second argument is what the hub's library last said."""
+
+
+@contextmanager
+def _last_warning_of_the_library() -> Iterator[deque[str]]:
+    """Yield what will hold the last warning of `huggingface_hub`: the library logs an answer after which it waits."""
+    warnings = deque[str](maxlen=1)
+    listener = logging.Handler(logging.WARNING)
+    listener.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("huggingface_hub")
+    logger.addHandler(listener)
+    try:
+        yield warnings
+    finally:
+        logger.removeHandler(listener)
+
+
+def size_of_folder(folder: Path) -> int:
+    """Return the bytes of all files below a folder; a file that disappears meanwhile counts as nothing."""
+    size = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            size += path.lstat().st_size
+    return size
 
 
 def note_hash(address: Address, path: Path, name: str) -> None:
@@ -162,6 +243,7 @@ FAULTS = {
     "ProtocolError": "breaks off in the middle of a file",
     "ConnectionError": "cannot be reached",
     "ConnectError": "cannot be reached",
+    "StalledError": "sends nothing more",
     "TimeoutError": "does not answer in time",
     "TimeoutException": "does not answer in time",
     "FileMetadataError": "does not answer as a hub; this network may want a login in the browser",
@@ -184,7 +266,15 @@ def fault_of(error: Exception) -> str:
         classes.update(parent.__name__ for parent in type(cause).__mro__)
     for name, fault in FAULTS.items():
         if name in classes:
-            return fault
+            return fault + _said_last(error)
+    return ""
+
+
+def _said_last(error: Exception) -> str:
+    """Return in brackets what the hub's library said before a download was given up; empty if it said nothing."""
+    for cause in _causes(error):
+        if isinstance(cause, StalledError):
+            return f" ({': '.join(cause.args):.200})"
     return ""
 
 
@@ -192,6 +282,26 @@ def _causes(error: Any) -> Iterator[Any]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def disk_refusal_in(error: BaseException) -> str:
+    """Return why the disk took no more of a file; empty if that is not what an error came from."""
+    for cause in _causes(error):
+        is_about_a_file = isinstance(cause, OSError) and cause.errno and (cause.filename or cause.errno in FULL)
+        if is_about_a_file:
+            return "the disk is full" if cause.errno in FULL else str(cause.strerror)
+        if DISK_IS_FULL in str(cause):  # a library in Rust has the system's words alone
+            return "the disk is full"
+    return ""
+
+
+def revision_asked_for(error: BaseException) -> str:
+    """Return the revision in the address that an answer of the hub came from; empty if there is none."""
+    for cause in _causes(error):
+        match = REVISION_IN_ADDRESS.search(str(getattr(getattr(cause, "response", None), "url", "")))
+        if match:
+            return match[1]
+    return ""
 
 
 def status_of(error: BaseException) -> int | None:
@@ -226,10 +336,11 @@ def hub_error(
         return error
     status = status_of(error)
     name = str(address)
-    if isinstance(error, OSError) and error.errno and error.filename:
+    refusal = disk_refusal_in(error)
+    if refusal:
         return UnavailableError(
             f"{owner} {name!r} cannot be written into the cache {constants.HF_HUB_CACHE} "
-            f"({error.strerror}). Free some space there, or set HF_HOME to a folder of yours."
+            f"({refusal}). Free some space there, or set HF_HOME to a folder of yours."
         )
     other = ""
     if constants.ENDPOINT != "https://huggingface.co" and not constants.HF_HUB_OFFLINE:
@@ -239,6 +350,12 @@ def hub_error(
         return ConfigurationError(
             f"{owner} {name!r} is gated on the Hugging Face hub (HTTP {status}). Accept its "
             f"conditions at {page} and {LOGIN}.{other}"
+        )
+    if isinstance(error, RevisionNotFoundError) and not address.revision:
+        revision = revision_asked_for(error)
+        return UnavailableError(
+            f"{owner} the Hugging Face hub names {revision!r} as the newest revision of {name!r}, and then does not "
+            f"have it. Try again later, or use {alternatives}.{other}"
         )
     if isinstance(error, RevisionNotFoundError):
         return ConfigurationError(

@@ -32,7 +32,8 @@ def check_tokenizer(source: ModelSource, config: Any, tokenizer: Any, sample: st
         ConfigurationError: it does not know most of the sample, fails on it, or takes more than SAMPLE_S.
     """
     try:
-        ids = call_within(SAMPLE_S, lambda: tokenizer(sample, verbose=False)["input_ids"])
+        notice = f"model: waiting for the tokenizer of {source.name!r}"
+        ids = call_within(SAMPLE_S, lambda: tokenizer(sample, verbose=False)["input_ids"], notice)
     except Exception as error:  # an expression in its file, or its own code, may raise anything
         raise ConfigurationError(
             f"model: the tokenizer of {source.name!r} cannot read the text ({in_a_line(error)}). {SAVE_BOTH}"

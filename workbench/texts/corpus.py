@@ -42,6 +42,7 @@ PROMPT_CHARACTERS = 100  # the longest prompt that a sample continues
 
 IN_MEMORY_CHARACTERS = 1 << 24  # 17 million: a longer text is read in pieces
 PIECE_S = 30.0  # seconds for the tokens of a piece; a usual tokenizer takes a tenth of one
+SLOW_TOKENIZER = "corpus: waiting for the tokenizer, which may need long for a very long word"
 CONVERSATION_S = 10.0  # seconds for the tokens of a conversation
 
 
@@ -354,7 +355,7 @@ def in_time(tokens: Iterator[list[int]]) -> Iterator[list[int]]:
         with explain_errors(
             "corpus: the tokenizer does not get through the text", "Use the one that belongs to the model."
         ):
-            ids = call_within(PIECE_S, partial(next, tokens, None))
+            ids = call_within(PIECE_S, partial(next, tokens, None), SLOW_TOKENIZER)
         if ids is None:
             return
         yield ids
@@ -381,7 +382,7 @@ def _rows(corpus: Corpus, text: Iterable[str], tokenizer: Any, length: int) -> I
 def label_line(corpus: Corpus, line: str, tokenizer: Any) -> list[tuple[int, int]]:
     """Return the tokens of a conversation with their labels. A ConfigurationError names its place in the file."""
     try:
-        return call_within(CONVERSATION_S, partial(label_tokens, line, tokenizer, corpus.loss))
+        return call_within(CONVERSATION_S, partial(label_tokens, line, tokenizer, corpus.loss), SLOW_TOKENIZER)
     except Exception as error:  # a template may raise anything
         place = find_text(corpus.name, "").place_of(line)
         raise refusal(

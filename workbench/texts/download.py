@@ -12,6 +12,7 @@ from workbench.base.errors import ConfigurationError, WorkbenchError, explain_er
 from workbench.base.hub import (
     Address,
     commit_of,
+    disk_refusal_in,
     fault_of,
     first_file,
     give_up,
@@ -20,6 +21,7 @@ from workbench.base.hub import (
     prove,
     repository_folder,
     repository_info,
+    wait_for,
 )
 from workbench.texts.folders import Loaded, files_of
 
@@ -63,13 +65,20 @@ def _download(address: Address, commit: str, config: str | None, split: str) -> 
     try:
         with suppress(RemoteEntryNotFoundError):  # a data set may have none
             first_file(address, "README.md")
-        rows = datasets.load_dataset(address.repository, config, split=split, revision=revision, keep_in_memory=False)
+        rows = wait_for(
+            address,
+            "the files",
+            lambda: datasets.load_dataset(
+                address.repository, config, split=split, revision=revision, keep_in_memory=False
+            ),
+            cache_of_datasets(),
+        )
         _note_all(address, snapshot)
     except Exception as error:  # the hub, the network, the disk or the files may fail
         with suppress(Exception):  # the hub may be out of reach by now
             _note_all(address, snapshot)
         prove(snapshot, f"corpus: {address}:")
-        if fault_of(error) or getattr(error, "errno", None):
+        if fault_of(error) or disk_refusal_in(error):
             raise hub_error(address, error, "corpus:", "a file") from None
         with explain_errors(f"corpus: the data set {str(address)!r} cannot be used", cure):
             raise
@@ -80,6 +89,13 @@ def _download(address: Address, commit: str, config: str | None, split: str) -> 
             shutil.rmtree(Path(file["filename"]).parent, ignore_errors=True)
         raise
     return rows
+
+
+def cache_of_datasets() -> Path:
+    """Return the folder in which `datasets` keeps what it has made of the files of the hub."""
+    from huggingface_hub import constants
+
+    return Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
 
 
 def _note_all(address: Address, snapshot: Path) -> None:
@@ -95,9 +111,7 @@ def _find_in_cache(address: Address, commit: str, config: str | None, split: str
     They are those of the commit, or of the newest one in the cache if `commit` is empty. None: the cache does not have
     them, or the name fits several data sets.
     """
-    from huggingface_hub import constants
-
-    cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
+    cache = cache_of_datasets()
     # `datasets` writes names in small letters, with underlines.
     wanted = address.repository.replace("_", "").lower()
     folders = []
