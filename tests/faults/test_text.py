@@ -47,6 +47,17 @@ def parquet(column: str, values: list, cut: slice = slice(None), damage: bytes =
     return make
 
 
+def packed_parquet(values: list[str]) -> Callable[[Path], str]:
+    def make(folder: Path) -> str:
+        import pyarrow as pa
+        from pyarrow.parquet import write_table
+
+        write_table(pa.table({"text": values}), folder / "small.parquet", compression="zstd")
+        return str(folder / "small.parquet")
+
+    return make
+
+
 def saved(values: dict[str, list], splits: bool = False, spoil: str = "") -> Callable[[Path], str]:
     def make(folder: Path) -> str:
         from datasets import Dataset, DatasetDict
@@ -203,6 +214,7 @@ JSON_IN_ONE_PIECE: Faults = {
     "a number in a list": (file("a.json", '[{"text": 3}]'), ("a.json, row 1: 'text' holds a int",)),
     "Latin-1 json": (file("a.json", b'[{"text": "caf\xe9"}]'), ("0xe9 in line 1", "a.json:encoding=cp1252")),
 }
+TOO_MUCH = "holds more than 100 times its own "
 PACKED: Faults = {
     "a cut gzip": (file("a.jsonl.gz", gzip.compress(JSON.encode() * 99)[:-9]), ("is empty or damaged", "again")),
     "a damaged gzip": (
@@ -229,6 +241,12 @@ PACKED: Faults = {
         file("a.csv.gz", gzip.compress(f"{ROWS}three".encode())),
         ("a.csv.gz, line 4 has 1 fields",),
     ),
+    "32 MB in 32 KB": (file("a.txt.gz", gzip.compress(b"a" * 2**25)), (TOO_MUCH, "Unpack it and look at it first")),
+    "32 MB of JSON": (file("a.jsonl.gz", gzip.compress(b'{"text": "' + b"a" * 2**25)), (TOO_MUCH,)),
+    "32 MB of JSON in one piece": (file("a.json.gz", gzip.compress(b'[{"text": "' + b"a" * 2**25)), (TOO_MUCH,)),
+    "32 MB of CSV": (file("a.csv.gz", gzip.compress(b"text\n" + b"a" * 2**25)), (TOO_MUCH,)),
+    "a long text in a small Parquet": (packed_parquet(["a" * 2**25]), (TOO_MUCH,)),
+    "one text in many rows of a small Parquet": (packed_parquet(["word " * 2**9] * 2**13), (TOO_MUCH,)),
     "a column of a packed text": (file("a.txt.gz:body", gzip.compress(b"x")), (".txt has no column, only encoding",)),
 }
 CONVERSATIONS: Faults = {
@@ -405,17 +423,19 @@ def test_a_template_that_fails_is_told_with_the_row(tmp_path, recipe, gpt2_folde
             assert "let all tokens count: loss=all" in str(caught.value)
 
 
-def test_what_unpacks_to_more_than_can_be_held_is_refused(tmp_path, monkeypatch, subtests):
-    """Packed it has 70 KB; no more than the limit is ever in memory."""
+def test_what_is_more_than_can_be_held_is_refused(tmp_path, monkeypatch, subtests):
+    """No more than the limit is ever in memory, nor of what a packed file holds."""
     monkeypatch.setattr(files, "HELD_WHOLE", 8 << 20)
     whole = "is one piece of JSON of more than 8,388,608 characters. Write it as .jsonl, a row in each line"
     for name, begin, message in (
-        ("a.jsonl.gz", b'{"text": "', "line 1 is not JSON .Unterminated string"),
-        ("a.json.gz", b'[{"text": "', whole),
+        ("a.jsonl", b'{"text": "', "line 1 is not JSON .Unterminated string"),
+        ("a.json", b'[{"text": "', whole),
+        ("a.json.gz", b'[{"text": "', TOO_MUCH),
+        ("a.txt.gz", b"", TOO_MUCH),
     ):
         with subtests.test(name):
-            (tmp_path / name).write_bytes(gzip.compress(begin + b"a" * 70_000_000))
-            assert (tmp_path / name).stat().st_size < 100_000
+            content = begin + b"a" * 70_000_000
+            (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
             tracemalloc.start()
             with pytest.raises(ConfigurationError, match=message):
                 corpus.load_corpus(str(tmp_path / name))

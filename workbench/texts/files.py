@@ -15,6 +15,7 @@ even with `streaming=True`.
 
 import csv
 import gzip
+import io
 import json
 from collections.abc import Collection, Iterator
 from functools import partial
@@ -25,6 +26,8 @@ from typing import Any
 from workbench.texts.formats import is_chat, recognise
 
 HELD_WHOLE = 1 << 28  # 268 million characters: the longest line of JSON, or file that is one piece of JSON
+UNPACKED_TIMES = 100  # the most bytes of a packed file, for each of its own
+UNPACKED_AT_LEAST = 1 << 24  # the most bytes of a small packed file
 PLAIN = (".txt", ".md", "")
 OBJECTS = (".jsonl", ".json")
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -46,10 +49,49 @@ def kind_of(path: Path) -> str:
 
 def open_file(path: Path, encoding: str | None = None) -> Any:
     """Open a file for reading: bytes, or text if an encoding is given. A .gz is unpacked as it is read."""
-    opener: Any = gzip.open if path.suffix.lower() == ".gz" else Path.open
-    if encoding is None:
-        return opener(path, "rb")
-    return opener(path, "rt", encoding=encoding, newline="\n")
+    if path.suffix.lower() == ".gz":
+        content = io.BufferedReader(Unpacked(path), 1 << 16)
+        return content if encoding is None else io.TextIOWrapper(content, encoding, newline="\n")
+    return path.open("rb") if encoding is None else path.open(encoding=encoding, newline="\n")
+
+
+class Unpacked(io.RawIOBase):
+    """The content of a .gz. Raises TooMuchPackedError beyond `most_unpacked` bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = gzip.open(path)  # noqa: SIM115  # `close` closes it
+        self.left = most_unpacked(path)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self.file.read(len(buffer))
+        self.left -= len(content)
+        if self.left < 0:
+            raise TooMuchPackedError(self.path)
+        buffer[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+def most_unpacked(path: Path) -> int:
+    """Return the most bytes that a packed file may hold."""
+    return max(UNPACKED_AT_LEAST, UNPACKED_TIMES * path.stat().st_size)
+
+
+class TooMuchPackedError(ValueError):
+    """A packed file holds more than a text can be packed into so few bytes."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path} holds more than {UNPACKED_TIMES} times its own {path.stat().st_size:,} bytes, and a text packs to "
+            "a third or a tenth. Unpack it and look at it first."
+        )
 
 
 def pieces_of(path: Path, encoding: str, size: int) -> "Iterator[str]":
@@ -279,6 +321,9 @@ def table_rows(path: Path, names: "Collection[str]") -> "Iterator[Any]":
         from pyarrow.parquet import ParquetFile
 
         data = ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
+        groups = range(data.metadata.num_row_groups)
+        if sum(data.metadata.row_group(group).total_byte_size for group in groups) > most_unpacked(path):
+            raise TooMuchPackedError(path)
         columns = data.schema_arrow.names
     else:
         data = read_saved(path)

@@ -18,7 +18,18 @@ from workbench.base.hub import ADDRESS
 from workbench.texts import formats
 from workbench.texts.encodings import check_bytes
 from workbench.texts.faults import refusal, refuse_unreadable
-from workbench.texts.files import OBJECTS, PLAIN, SEPARATORS, TABLES, kind_of, pieces_of, rows_of_file, unit_of
+from workbench.texts.files import (
+    OBJECTS,
+    PLAIN,
+    SEPARATORS,
+    TABLES,
+    TooMuchPackedError,
+    kind_of,
+    most_unpacked,
+    pieces_of,
+    rows_of_file,
+    unit_of,
+)
 from workbench.texts.folders import Signature, signature_of, training_files, visible_files
 from workbench.texts.formats import Format
 
@@ -164,9 +175,16 @@ def _rows(path: Path, source: TextSource) -> Iterator[tuple[str, str]]:
             for piece in pieces_of(path, source.encoding, CHUNK):
                 yield str(path), _check_text(str(path), piece)
         else:
+            most = most_unpacked(path)
+            characters = 0
             for number, row in rows_of_file(path, source.encoding, source.columns):
                 place = f"{path}, {unit_of(path)} {number}"
-                yield place, _check_text(place, _text_of(row, place, source))
+                text = _check_text(place, _text_of(row, place, source))
+                characters += len(text)
+                # A table names a text once that it has in many rows.
+                if characters > most and path.is_file():
+                    raise TooMuchPackedError(path)
+                yield place, text
     except ConfigurationError:
         raise
     except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, RuntimeError) as error:
@@ -177,6 +195,8 @@ def _rows(path: Path, source: TextSource) -> Iterator[tuple[str, str]]:
 
 def _reading_error(path: Path, error: Exception) -> ConfigurationError:
     """Make the error about a file whose reading failed."""
+    if isinstance(error, TooMuchPackedError):
+        return refusal(str(error))
     if kind_of(path) in TABLES or isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
         return refusal(f"{path} is empty or damaged ({in_a_line(error)}). Write or copy it again.")
     if isinstance(error, OSError):
