@@ -3,6 +3,8 @@
 import re
 from typing import NamedTuple
 
+from workbench.measure.out_of_memory import find_all
+
 PAGE = "docs/symptoms.md"
 LOADING = ("Loading the model",)
 STEPPING = ("The first step", "Later, or more than before")
@@ -10,8 +12,9 @@ AROUND = ("Evaluating, saving, resuming, running again",)
 
 # A frame, as Python, IPython and rich write it: `trainer.py", line 9, in train`, `trainer.py:9, in Trainer.train(`.
 FRAME = re.compile(r"([^\s\"]*)\.py\"?(?:, line \d+|:\d+)?,? in ([\w.]+)")
-MESSAGE = re.compile(r"out\s+of\s+memory|not enough memory", re.IGNORECASE)
+MESSAGES = (rb"out\s+of\s+memory", rb"not enough memory")
 TRACEBACK = "Traceback (most recent call last)"
+LONGEST_TRACEBACK = 2**17  # bytes before the message that are searched for one
 
 
 class Moment(NamedTuple):
@@ -59,7 +62,9 @@ MOMENTS = (
 def moment_of(text: str) -> str:
     """Return a sentence about the moment of a text's first message, told from the traceback before it, with the
     sections of the page of symptoms that go on from there. It is empty where no traceback says it."""
-    before = MESSAGE.split(text, maxsplit=1)[0].rpartition(TRACEBACK)[2]
+    content = text.encode("utf-8", "replace")
+    end = find_all(MESSAGES, content.lower())[:1] or [len(content)]
+    before = content[max(end[0] - LONGEST_TRACEBACK, 0) : end[0]].decode("utf-8", "replace").rpartition(TRACEBACK)[2]
     functions = set()
     for path, name in FRAME.findall(before):
         function = name.rpartition(".")[2]

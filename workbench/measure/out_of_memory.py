@@ -11,6 +11,7 @@ Messages without numbers are read too: CUDA's own, cuBLAS's, and those of the co
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -22,6 +23,8 @@ from workbench.base.errors import ConfigurationError
 UNKNOWN_BYTES = 2**60
 # Lines of code before the message that are searched: the innermost frames of its traceback.
 LAST_LINES = 15
+# Bytes of the message, and of what stands before it, that are read.
+MESSAGE_BYTES = 2**17
 
 
 class Kind(StrEnum):
@@ -36,18 +39,35 @@ class Kind(StrEnum):
     CUDA = "CUDA itself"
 
 
-# Signs of each kind in a text. A text may have several: the first in this order says most.
+# Signs of each kind in a text, in small letters. A text may have several: the first in this order says most. Each
+# begins with letters, and looks behind itself at its end, because a log of 60 MB is searched so in a second.
+EXIT_CODE = rb"(?:ed with)?[ _]?(?:code|status)\s*[:=]?\s*\(?(?:-9|137)\b"
 SIGNS = {
-    Kind.CARD: r"out\s+of\s+memory[\s\S]{0,200}?(?:tried\s+to\s+allocate|requested)",
-    Kind.HOST: r"DefaultCPUAllocator|unable to allocate [\d.]+ \w+ for an array|\bMemoryError|WinError 1455",
-    Kind.SHARED: r"out of shared memory",
-    Kind.KILLED: r"(?:return|exit)(?:ed with)?[ _]?(?:code|status)\s*[:=]?\s*\(?(?:-9|137)\b|signal: killed|\bSIGKILL\b"
-    # Colab, Kaggle
-    r"|killed process \d+|oom-kill|using all available RAM|allocate more memory than is available"
-    r"|^(?:zsh: |.*line \d+:\s+\d+ )?killed\s*(?:$|python|torchrun|accelerate|deepspeed)",
-    Kind.CUBLAS: r"CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
-    Kind.CUT: r"\bCUDA out of memory",  # CUDA itself says "CUDA error: out of memory"
-    Kind.CUDA: r"\bout of memory|OutOfMemoryError(?!.*out of memory)",
+    Kind.CARD: (rb"out\s+of\s+memory[\s\S]{0,200}?(?:tried\s+to\s+allocate|requested)",),
+    Kind.HOST: (
+        rb"defaultcpuallocator",
+        rb"unable to allocate [\d.]+ \w+ for an array",
+        rb"memoryerror(?<!\wmemoryerror)",
+        rb"winerror 1455",
+    ),
+    Kind.SHARED: (rb"out of shared memory",),
+    Kind.KILLED: (
+        rb"return" + EXIT_CODE,
+        rb"exit" + EXIT_CODE,
+        rb"signal: killed",
+        rb"sigkill\b(?<!\wsigkill)",
+        rb"killed process \d+",
+        rb"oom-kill",
+        rb"using all available ram",  # Colab
+        rb"allocate more memory than is available",  # Kaggle
+        rb"killed(?<!.killed)\s*(?:$|python|torchrun|accelerate|deepspeed)",
+        rb"zsh: killed(?<!.zsh: killed)\s*(?:$|python|torchrun|accelerate|deepspeed)",
+        rb"line \d+:\s+\d+ killed\s*(?:$|python|torchrun|accelerate|deepspeed)",
+    ),
+    Kind.CUBLAS: (rb"cublas_status_alloc_failed", rb"cudnn_status_alloc_failed"),
+    # CUDA itself says "CUDA error: out of memory".
+    Kind.CUT: (rb"cuda out of memory(?<!\wcuda out of memory)",),
+    Kind.CUDA: (rb"out of memory(?<!\wout of memory)", rb"outofmemoryerror(?!.*out of memory)"),
 }
 # A line of code in the traceback says what was made when memory ran out.
 PLACES = {
@@ -57,12 +77,10 @@ PLACES = {
     r"|(?:softmax|dropout|matmul)\((?:attn_weights|attention_(?:scores|probs)|attn_scores|q(?:uery\w*)?, k)",
     "logits": r"lm_head\(|cross_entropy|loss_fct\(|logits\.(?:float|clone)\(|log_softmax\(",
 }
-NOISE = re.compile(
-    r"\x1b\[[\d;]*[A-Za-z]"  # colours
-    r"|^\s*(?:\[rank\d+\]:|\(\w+ pid=\d+\)|E(?= {3}))"  # the rank or process of a line; pytest's mark
-    r"|[│╭╰╮╯]",
-    re.MULTILINE,
-)
+COLORS = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
+# A rank, a process or pytest's mark may stand before the message in a line.
+BEFORE_A_LINE = re.compile(r"^\s*(?:\[rank\d+\]:|\(\w+ pid=\d+\)|E(?= {3}))", re.MULTILINE)
+FRAMES = "│╭╰╮╯"
 # Some tracebacks show the lines around the one that failed, with their numbers: they say nothing here.
 OTHER_LINE = re.compile(r"\s*(?:\d+\s|\^|$)")
 
@@ -146,19 +164,37 @@ def numbers_in(text: str) -> dict[str, Any]:
     Raises:
         ConfigurationError: there is none.
     """
-    text = NOISE.sub("", text)
-    for speaker, sign in SIGNS.items():
-        starts = [match.start() for match in re.finditer(sign, text, re.IGNORECASE | re.MULTILINE)]
+    content = remove_noise(text).encode("utf-8", "replace")
+    lowered = content.lower()  # bytes, because some letters are longer in small, and positions would move
+    for speaker, signs in SIGNS.items():
+        starts = find_all(signs, lowered)
         if starts:
-            message = text[starts[0] :]
+            message = content[starts[0] :]
             if len(starts) > 1 and speaker is Kind.CARD:  # the next one has numbers of its own
-                message = text[starts[0] : starts[1]]
-            numbers = _numbers("".join(message.split()))
-            return {**numbers, "kind": speaker, "place": _place(text[: starts[0]]), "messages": len(starts)}
+                message = content[starts[0] : starts[1]]
+            numbers = _numbers("".join(message[:MESSAGE_BYTES].decode("utf-8", "replace").split()))
+            before = content[max(starts[0] - MESSAGE_BYTES, 0) : starts[0]].decode("utf-8", "replace")
+            return {**numbers, "kind": speaker, "place": _place(before), "messages": len(starts)}
     raise ConfigurationError(
         "message: there is no out-of-memory message in the text. Give the lines that begin with "
         '"CUDA out of memory" or "CUDA error: out of memory", or with "Killed".'
     )
+
+
+def remove_noise(text: str) -> str:
+    """Return a text without the colours, frames and marks that programs put around a message."""
+    text = BEFORE_A_LINE.sub("", COLORS.sub("", text))
+    for line in FRAMES:
+        text = text.replace(line, "")
+    return text
+
+
+def find_all(patterns: Iterable[bytes], lowered: bytes) -> list[int]:
+    """Return where the patterns match in a text in small letters, in the order of the text."""
+    starts = set[int]()
+    for pattern in patterns:
+        starts.update(match.start() for match in re.finditer(pattern, lowered, re.MULTILINE))
+    return sorted(starts)
 
 
 def _numbers(message: str) -> dict[str, Any]:
