@@ -30,7 +30,7 @@ MEASURED = {
     "by_category": EACH, "maximum_by_category": EACH,
     "by_phase": {"forward": 600, "backward": 700}, "losses": [3.0, 2.0], "held_out_loss_before": 3.5,
     "held_out_loss": 2.5, "timed_steps": 1, "step_time_s": 0.5, "tokens_per_s": 2048.0, "text_before": "a",
-    "text_after": "b", "warnings": ["warm"], "owner": {"host": "elsewhere", "pid": 12, "began": 1.5},
+    "text_after": "b", "warnings": ["warm"], "owner": {"host": "elsewhere", "pid": 12, "start": "1.5"},
     "resumed_at_steps": [1],
 }  # fmt: skip
 
@@ -152,7 +152,7 @@ ODD = {  # reason: file
     "its by_category cannot be {'gradients': 100,": without("by_category", "weights"),
     "status: Field required": without("status"),
     "status: Input should be 'running', 'ok'": changed("status", to="fine"),
-    "its owner cannot be {'pid': 3, 'began': 1.5}": changed("owner", to={"pid": 3, "began": 1.5}),
+    "its owner cannot be {'pid': 3, 'start': '1.5'}": changed("owner", to={"pid": 3, "start": "1.5"}),
     "its owner cannot be {'host': 'elsewhere', 'pid': -7": changed("owner", "pid", to=-7),
     "owner: Input should be an object": changed("owner", to=[1]),
     "Invalid isoformat string: 'yesterday'": changed("created_at", to="yesterday"),

@@ -37,6 +37,8 @@ def test_an_old_record_is_read_in_todays_form():
     assert (record.device_kind, record.device_name, record.threads) == ("cpu", "AMD EPYC", 2)
     assert record.device == old.pop("device")
     assert record.recipe_settings == old.pop("recipe")
+    owner = old.pop("owner")
+    assert record.owner == {"host": owner["host"], "pid": owner["pid"], "start": f"{owner['began']:.6f}"}
     assert all(getattr(record, name) == value for name, value in old.items())
 
 

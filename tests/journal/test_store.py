@@ -1,9 +1,9 @@
 import errno
 import json
-import math
 import multiprocessing
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +15,7 @@ import pytest
 from test_checkpoints import CONTENTS, SEEN
 
 from workbench.base.errors import ConfigurationError
+from workbench.base.paths import ROOT
 from workbench.journal import checkpoints, store
 from workbench.journal.record import Record, Status, read_all
 from workbench.recipe import Recipe
@@ -30,8 +31,8 @@ def statuses(folder):
 
 
 def process(pid):
-    """As a record has its owner: a later process of the same number began at another time."""
-    return {"host": platform.node(), "pid": pid, "began": psutil.Process(pid).create_time()}
+    """As a record has its owner: a later process of the same number has another start."""
+    return store._process(pid)
 
 
 def is_alive(record, folder):
@@ -61,7 +62,7 @@ def test_a_run_whose_process_is_gone_was_killed(tmp_path):
 
 
 def test_what_a_kill_left_of_a_checkpoint_is_gone_after_the_next_start(tmp_path):
-    record = replace(new(), owner=process(os.getppid()) | {"began": 12.0})
+    record = replace(new(), owner=process(os.getppid()) | {"start": "12.0"})
     record.save(tmp_path)
     aside = store.checkpoint_folder(record, tmp_path) / checkpoints.ASIDE
     (aside / "checkpoint-1").mkdir(parents=True)
@@ -72,7 +73,7 @@ def test_what_a_kill_left_of_a_checkpoint_is_gone_after_the_next_start(tmp_path)
 
 def test_it_is_gone_too_where_another_user_has_marked_the_run(tmp_path, monkeypatch):
     """He can write beside his own records, and not remove what lies in the folders of others."""
-    dead = replace(new(), owner=process(os.getppid()) | {"began": 12.0})
+    dead = replace(new(), owner=process(os.getppid()) | {"start": "12.0"})
     going_on = replace(new(), owner=process(os.getppid()))
     for record in (dead, going_on):
         record.save(tmp_path)
@@ -82,6 +83,19 @@ def test_it_is_gone_too_where_another_user_has_marked_the_run(tmp_path, monkeypa
         assert [record.id for record in store.mark_killed(tmp_path)] == [dead.id]
     store.mark_killed(tmp_path)
     assert [path.parts[-3] for path in tmp_path.glob(f"*/*/{checkpoints.ASIDE}")] == [going_on.id]
+
+
+def test_the_empty_folder_of_a_run_that_was_killed_is_gone_and_that_of_a_run_that_goes_on_stays(tmp_path):
+    dead = replace(new(), owner=process(os.getppid()) | {"start": "12.0"})
+    killed = replace(new(), status=Status.KILLED)
+    going_on = replace(new(), owner=process(os.getppid()))
+    with_checkpoint = replace(new(), owner=process(os.getppid()) | {"start": "12.0"})
+    for record in (dead, killed, going_on, with_checkpoint):
+        record.save(tmp_path)
+        store.checkpoint_folder(record, tmp_path).mkdir(parents=True)
+    (store.checkpoint_folder(with_checkpoint, tmp_path) / "checkpoint-1").mkdir()
+    store.mark_killed(tmp_path)
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {going_on.id, with_checkpoint.id}
 
 
 def test_records_that_another_user_lets_nobody_read_are_left_out_in_one_line(tmp_path, monkeypatch, capsys):
@@ -100,7 +114,7 @@ def test_records_that_another_user_lets_nobody_read_are_left_out_in_one_line(tmp
 
 
 def test_the_lock_is_of_all_users_of_the_folder(tmp_path):
-    replace(new(), owner=process(os.getppid()) | {"began": 12.0}).save(tmp_path)
+    replace(new(), owner=process(os.getppid()) | {"start": "12.0"}).save(tmp_path)
     store.mark_killed(tmp_path)
     assert (tmp_path / store.LOCK).stat().st_mode & 0o666 == 0o666
 
@@ -119,12 +133,12 @@ def test_of_many_records_only_those_are_read_that_are_needed(tmp_path, monkeypat
 
 
 def test_the_number_of_the_process_may_belong_to_another_one_now(tmp_path):
-    replace(new(), owner=process(os.getppid()) | {"began": 12.0}).save(tmp_path)
+    replace(new(), owner=process(os.getppid()) | {"start": "12.0"}).save(tmp_path)
     assert len(store.mark_killed(tmp_path)) == 1
 
 
 def test_runs_of_a_second_notebook_or_machine_are_left_alone(tmp_path):
-    for owner in (process(os.getppid()), {"host": "elsewhere", "pid": 1, "began": 0.0}):
+    for owner in (process(os.getppid()), {"host": "elsewhere", "pid": 1, "start": "0"}):
         replace(new(), owner=owner).save(tmp_path)
     assert store.mark_killed(tmp_path) == []
     assert statuses(tmp_path) == [Status.RUNNING] * 2
@@ -189,18 +203,19 @@ def resumable(tmp_path):
 HERE, PARENT = platform.node(), os.getppid()
 DEAD = (
     {},  # nobody ever claimed it
-    {"host": HERE, "pid": 2**40, "began": 0.0},
-    {"host": HERE, "pid": PARENT, "began": 12.0},  # its number belongs to another process now
+    {"host": HERE, "pid": 2**40, "start": "0"},
+    {"host": HERE, "pid": PARENT, "start": "12.0"},  # its number belongs to another process now
 )
 NO_OWNERS = (
-    None, [os.getpid()], "me", {"host": HERE}, {"pid": 2**30, "began": 0.0}, {"host": HERE, "pid": PARENT},
-    {"host": HERE, "pid": -5, "began": 0.0}, {"host": HERE, "pid": 0, "began": 0.0},
-    {"host": HERE, "pid": 2**70, "began": 0.0}, {"host": HERE, "pid": PARENT, "began": -math.inf},
-    {"host": HERE, "pid": PARENT, "began": math.nan}, {"host": HERE, "pid": PARENT, "began": "yesterday"},
-    {"host": HERE, "pid": PARENT, "began": None}, {"host": HERE, "pid": str(PARENT), "began": 0.0},
-    {"host": HERE, "pid": True, "began": 0.0}, {"host": HERE, "pid": 1.5, "began": 0.0},
-    {"host": HERE, "pid": [1], "began": 0.0}, {"host": None, "pid": 1, "began": 0.0},
-    {"host": 7, "pid": 1, "began": 0.0}, {"host": "elsewhere", "pid": "many", "began": {}},
+    None, [os.getpid()], "me", {"host": HERE}, {"pid": 2**30, "start": "0"}, {"host": HERE, "pid": PARENT},
+    {"host": HERE, "pid": -5, "start": "0"}, {"host": HERE, "pid": 0, "start": "0"},
+    {"host": HERE, "pid": 2**70, "start": "0"}, {"host": HERE, "pid": PARENT, "start": "-inf"},
+    {"host": HERE, "pid": PARENT, "start": "nan"}, {"host": HERE, "pid": PARENT, "start": "yesterday"},
+    {"host": HERE, "pid": PARENT, "start": None}, {"host": HERE, "pid": PARENT, "start": 12.0},
+    {"host": HERE, "pid": str(PARENT), "start": "0"},
+    {"host": HERE, "pid": True, "start": "0"}, {"host": HERE, "pid": 1.5, "start": "0"},
+    {"host": HERE, "pid": [1], "start": "0"}, {"host": None, "pid": 1, "start": "0"},
+    {"host": 7, "pid": 1, "start": "0"}, {"host": "elsewhere", "pid": "many", "start": {}},
 )  # fmt: skip
 
 
@@ -225,7 +240,46 @@ def test_a_process_that_may_not_be_looked_at_is_alive(tmp_path, monkeypatch):
         raise psutil.AccessDenied
 
     monkeypatch.setattr(psutil.Process, "create_time", denied)
-    assert is_alive(replace(new(), owner={"host": platform.node(), "pid": os.getppid(), "began": 1.0}), tmp_path)
+    assert is_alive(replace(new(), owner={"host": platform.node(), "pid": os.getppid(), "start": "1.0"}), tmp_path)
+
+
+def test_a_clock_that_is_set_ends_no_run(tmp_path, monkeypatch):
+    record = replace(new(), owner=process(os.getppid()))
+    create_time = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: create_time(process) + 7)
+    assert is_alive(record, tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into Linux's /proc")
+def test_a_process_of_another_boot_or_start_is_another_one(tmp_path):
+    owner = process(os.getppid())
+    boot, ticks = owner["start"].split()
+    for start in (f"{boot[::-1]} {ticks}", f"{boot} {int(ticks) + 2}", f"{boot} {int(ticks) - 2}"):
+        assert not is_alive(replace(new(), owner={**owner, "start": start}), tmp_path)
+
+
+LOOKS = """
+import sys
+from pathlib import Path
+from workbench.journal.store import mark_killed
+print(len(mark_killed(Path(sys.argv[1]))))
+"""
+
+
+def test_a_reader_in_another_time_namespace_sees_who_is_alive(tmp_path):
+    unshare = ["unshare", "--time", "--boottime", "7"]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("needs the right to make a time namespace, and unshare of util-linux 2.36")
+    replace(new(), owner=process(os.getpid())).save(tmp_path)
+    replace(new(), owner={**process(os.getpid()), "pid": os.getppid()}).save(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for command in ([], unshare):
+        looked = [*command, sys.executable, "-c", LOOKS, str(tmp_path)]
+        done = subprocess.run(looked, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout == ("1\n" if not command else "0\n")
 
 
 def test_a_killed_child_that_nobody_has_waited_for_is_dead(tmp_path):
@@ -241,7 +295,7 @@ def test_a_killed_child_that_nobody_has_waited_for_is_dead(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_to_is_still_shown(tmp_path, monkeypatch):
-    replace(new(), owner={"host": platform.node(), "pid": 2**40, "began": 0.0}).save(tmp_path)
+    replace(new(), owner={"host": platform.node(), "pid": 2**40, "start": "0"}).save(tmp_path)
 
     def read_only(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system")
@@ -331,7 +385,7 @@ def test_what_is_resumed_keeps_what_it_knew_and_takes_todays_cap(unfinished, tmp
 
 def test_a_run_that_goes_on_elsewhere_is_not_resumed(unfinished, resumable, tmp_path, subtests):
     record = unfinished(Status.RUNNING)
-    for owner in (process(os.getppid()), {"host": "elsewhere", "pid": 17, "began": 0.0}):
+    for owner in (process(os.getppid()), {"host": "elsewhere", "pid": 17, "start": "0"}):
         replace(record, owner=owner).save(tmp_path)
         with subtests.test(host=owner["host"]):
             with pytest.raises(ConfigurationError) as caught:
@@ -354,7 +408,7 @@ def resume_together(barrier, folder, answers):
 @pytest.mark.parametrize("status", [Status.KILLED, Status.RUNNING])
 def test_of_several_that_resume_at_once_one_goes_on(unfinished, tmp_path, status):
     """Three processes, four times: among those who see a dead `running` record, too, only one gets it."""
-    dead = {"host": platform.node(), "pid": 2**40, "began": 0.0}
+    dead = {"host": platform.node(), "pid": 2**40, "start": "0"}
     context = multiprocessing.get_context("fork")
     barrier, answers = context.Barrier(3), context.SimpleQueue()
     for attempt in range(4):

@@ -176,7 +176,7 @@ def test_a_large_model_is_predicted_and_a_small_one_trained_in_its_place(playgro
 
 
 def test_a_run_whose_kernel_ended_is_told_of_with_its_steps(recipe, predicted, tmp_path):
-    gone = {"host": platform.node(), "pid": 2**22 + 1, "began": 0.0}
+    gone = {"host": platform.node(), "pid": 2**22 + 1, "start": "0"}
     record(status=Status.RUNNING, owner=gone, steps_done=13).save(tmp_path)
     panel = Playground(recipe, folder=tmp_path)
     assert "killed after 13 steps" in panel.train.status.value

@@ -8,8 +8,10 @@ from typing import Any, get_args, get_type_hints
 
 import pandas as pd
 
+from workbench.advise.index import read_frame
 from workbench.base.categories import Category, Phase
-from workbench.journal.record import Record, Status, read_all
+from workbench.base.paths import runs_folder
+from workbench.journal.record import Record, Status
 from workbench.recipe import Recipe
 
 # Types of pandas in which a value may be missing.
@@ -26,7 +28,7 @@ def records(folder: Path | None = None) -> pd.DataFrame:
 
     Export it with `records().to_parquet("runs.parquet")`, or for a spreadsheet with `to_csv(records(), "runs.csv")`.
     """
-    return to_frame(read_all(folder))
+    return read_frame(folder or runs_folder(), to_frame)
 
 
 def to_frame(records: list[Record]) -> pd.DataFrame:
@@ -72,9 +74,11 @@ def _row(record: Record) -> dict[str, Any]:
 
 def _is_searched(tried: dict[str, float | None]) -> bool:
     """Whether the best of the rates was found: a lower and a higher one were tried too."""
+    if len(tried) < 3:
+        return False
     losses = pd.Series(tried, dtype=float).fillna(math.inf)  # a rate without a loss has diverged
     losses = losses.sort_index(key=lambda rates: rates.astype(float))
-    return len(losses) > 2 and 0 < losses.argmin() < len(losses) - 1
+    return bool(0 < losses.argmin() < len(losses) - 1)
 
 
 def _column_type(annotation: Any) -> str:

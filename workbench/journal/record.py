@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -24,10 +24,13 @@ from workbench.base.settings import type_adapter
 from workbench.recipe import Recipe
 
 # One more whenever a field changes its name or its meaning; `_migrate` then knows the older form.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 WORLD = ("world_size", "device_kind", "device_name", "threads", "shard")
 DECIDING = ("recipe_id", "data_sha256", "memory_cap_bytes", "longest_first", "versions", "git_commit", *WORLD)
-OWNER = {"host": str, "pid": int, "began": float}
+OWNER = {"host": str, "pid": int, "start": str}
+# The start of a process: on Linux the boot of the system and the ticks since then; elsewhere, and before schema 3, a
+# time in seconds.
+START = re.compile(r"[0-9a-f-]{36} \d{1,18}|\d{1,18}(\.\d{1,18})?")
 
 
 def name_in_file(field_name: str) -> str:
@@ -100,7 +103,7 @@ class Record(Result):
     git_commit: str = ""
     error: str = ""
     warnings: list[str] = field(default_factory=list)  # things that went wrong without spoiling the figures
-    owner: dict[str, Any] = field(default_factory=dict)  # host, process and its beginning, while and after it ran
+    owner: dict[str, Any] = field(default_factory=dict)  # host, process and its start, while and after it ran
     resumed_at_steps: list[int] = field(default_factory=list)
     # memory
     memory_source: str = ""
@@ -248,8 +251,12 @@ def _migrate(data: dict[str, Any]) -> dict[str, Any]:
     """Bring a record's data into today's form.
 
     Schema 1 knew one process only and had the device in one text, `AMD EPYC (cpu, 2 threads)`. This is the one place
-    where such a text is taken apart. Its optimizer offloading had two backends; PyTorch's is left.
+    where such a text is taken apart. Its optimizer offloading had two backends; PyTorch's is left. Schema 2 had the
+    time at which the owner began as a number.
     """
+    owner = data.get("owner")
+    if data["schema_version"] < 3 and isinstance(owner, dict) and type(owner.get("began")) is float:
+        owner["start"] = f"{owner.pop('began'):.6f}"
     if data["schema_version"] == 1:
         data["device_name"] = data.pop("device", "")
         match = re.fullmatch(r"(.*) \((\w+)(?:, (\d{1,9}) threads)?\)", data["device_name"])
@@ -277,7 +284,7 @@ def _check_types(data: dict[str, Any]) -> Record:
     record: Record = type_adapter(Record).validate_json(json.dumps(data, allow_nan=False))
     settings = record.recipe_settings
     # Not the techniques: a user may have some that are not registered here.
-    Recipe.from_dict({**settings, "techniques": {}})
+    _check_settings(json.dumps({**settings, "techniques": {}}))
     owner = record.owner
     owner_types = {name: type(value) for name, value in owner.items()}
     created_at = datetime.fromisoformat(record.created_at).replace(tzinfo=UTC).isoformat(timespec="milliseconds")
@@ -285,13 +292,19 @@ def _check_types(data: dict[str, Any]) -> Record:
         "id": is_valid_name(record.id),  # folders are named by it
         "created_at": record.created_at == created_at,
         "recipe_settings": isinstance(settings.get("techniques"), dict),
-        "owner": owner_types in ({}, OWNER) and owner.get("pid", 1) > 0,
+        "owner": owner_types in ({}, OWNER) and owner.get("pid", 1) > 0 and START.fullmatch(owner.get("start", "0")),
         "by_category": sum(record.by_category.values()) == (record.peak_allocated_bytes or 0),
     }
     for name, good in is_good.items():
         if not good:
             raise ValueError(f"its {name_in_file(name)} cannot be {getattr(record, name)!r:.90}")
     return record
+
+
+@lru_cache(maxsize=1024)
+def _check_settings(text: str) -> None:
+    """Raise ValueError for settings, in JSON, of which no recipe can be made. Many records have the same ones."""
+    Recipe.from_dict(json.loads(text))
 
 
 @cache
@@ -319,19 +332,31 @@ def read_all(folder: Path | None = None, newest: int | None = None, containing: 
         path = folder / name
         if path.suffix != ".json":
             continue
-        try:
-            if containing and not (path.is_file() and pattern.search(path.read_bytes())):
-                continue
-            record = Record.read(path)
-            # A copy of a record may have an earlier status.
-            if record.id != path.stem and record.path(path.parent).exists():
-                raise ConfigurationError(f"records: {path} is a copy of {record.id}.json. Move it away.")
+        record = read_record(path, pattern)
+        if record is not None:
             records.append(record)
-        except PermissionError:
-            warn_once(f"records: some in {folder} are other users', who let nobody read them. They are left out.")
-        except (ConfigurationError, OSError) as error:
-            warn_once(str(error))
     return records[::-1]
+
+
+ANYTHING = re.compile(b"")
+
+
+def read_record(path: Path, pattern: re.Pattern[bytes] = ANYTHING) -> Record | None:
+    """Return the record in a file. None, with a line on standard error, if it is not a record; None without one if the
+    pattern is not in the file."""
+    try:
+        if pattern.pattern and not (path.is_file() and pattern.search(path.read_bytes())):
+            return None
+        record = Record.read(path)
+        # A copy of a record may have an earlier status.
+        if record.id != path.stem and record.path(path.parent).exists():
+            raise ConfigurationError(f"records: {path} is a copy of {record.id}.json. Move it away.")
+        return record
+    except PermissionError:
+        warn_once(f"records: some in {path.parent} are other users', who let nobody read them. They are left out.")
+    except (ConfigurationError, OSError) as error:
+        warn_once(str(error))
+    return None
 
 
 def find_equal(record: Record, *, sampled: bool = False, folder: Path | None = None) -> Record | None:

@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import filterfalse
@@ -25,6 +26,8 @@ from workbench.journal.record import WORLD, Record, Status, read_all
 UNFINISHED = (Status.KILLED, Status.INTERRUPTED, Status.FAILED, Status.OOM)
 # The file of the lock, which all users share. A process that ends gives it back.
 LOCK = ".lock"
+# The field `starttime` in /proc/PID/stat (proc(5)), counted from 0 behind the name of the program.
+FIELD_OF_THE_START = 19
 _running_here: set[str] = set()  # ids of the runs that this process is executing
 
 
@@ -61,10 +64,7 @@ def end(record: Record, folder: Path | None) -> Record:
     checkpoint_root = checkpoint_folder(record, folder)
     if record.status is Status.OK:
         shutil.rmtree(checkpoint_root, ignore_errors=True)
-    # The Trainer makes these folders in any case; `rmdir` removes only empty ones.
-    for empty in (checkpoint_root, checkpoint_root.parent):
-        with suppress(OSError):
-            empty.rmdir()
+    _remove_if_empty(checkpoint_root)
     try:
         record.save(folder)
     except OSError as error:
@@ -75,6 +75,13 @@ def end(record: Record, folder: Path | None) -> Record:
     return record
 
 
+def _remove_if_empty(checkpoint_root: Path) -> None:
+    """Remove the folders that the Trainer makes for checkpoints in any case, if there is nothing in them."""
+    for folder in (checkpoint_root, checkpoint_root.parent):
+        with suppress(OSError):  # `rmdir` removes only empty ones
+            folder.rmdir()
+
+
 def mark_killed(folder: Path | None = None) -> list[Record]:
     """Give the status `killed` to runs that say `running` although their process is gone, and return their records.
 
@@ -82,33 +89,44 @@ def mark_killed(folder: Path | None = None) -> list[Record]:
     """
     folder = folder or runs_folder()
     marked: list[Record] = []
-    parts = [*folder.glob(f"*/{checkpoints.FOLDER}/{checkpoints.ASIDE}")]
-    if not (parts or _dead(folder)):
+    # These are listed before the runs that go on are: a run makes its folder after its record.
+    leftovers = [root for root in folder.glob(f"*/{checkpoints.FOLDER}") if _is_left_by_a_kill(root)]
+    running = _running(folder)
+    if all(map(_alive, running)) and not _without_those_of(running, leftovers, folder):
         return marked
     # Records of a folder that cannot be written to are still shown.
     with suppress(OSError), FileLock(folder / LOCK, mode=0o666):
         # They are read again under the lock: another process may have marked one meanwhile, and gone on with it.
-        for record in _dead(folder):
+        running = _running(folder)
+        for record in filterfalse(_alive, running):
             killed = replace(record, status=Status.KILLED, error="the process ended without a word")
             marked.append(killed)
             with suppress(PermissionError):  # the record is another user's
                 killed.save(folder)
-        going_on = {checkpoint_folder(record, folder) for record in _running(folder)}
-        # Parts of checkpoints are removed whoever marked their runs: another user may have.
-        for part in parts:
-            if part.parent not in going_on:
-                shutil.rmtree(part, ignore_errors=True)
+        # A kill's leftovers are removed whoever marked its run: another user may have.
+        for root in _without_those_of(filter(_alive, running), leftovers, folder):
+            shutil.rmtree(root / checkpoints.ASIDE, ignore_errors=True)
+            _remove_if_empty(root)
     return marked
+
+
+def _is_left_by_a_kill(root: Path) -> bool:
+    """Whether a folder of checkpoints has a part of one, or nothing at all."""
+    with suppress(OSError):  # another process may remove it, or nobody may read it
+        names = [path.name for path in root.iterdir()]
+        return checkpoints.ASIDE in names or not names
+    return False
+
+
+def _without_those_of(running: Iterable[Record], roots: list[Path], folder: Path) -> list[Path]:
+    """Return the folders of checkpoints that belong to none of these runs."""
+    going_on = {checkpoint_folder(record, folder) for record in running}
+    return [root for root in roots if root not in going_on]
 
 
 def _running(folder: Path) -> list[Record]:
     records = read_all(folder, containing=rf'"status"\s*:\s*"{Status.RUNNING}"')
     return [record for record in records if record.status is Status.RUNNING]
-
-
-def _dead(folder: Path) -> list[Record]:
-    """Return the records that say `running` although the process that began the run is gone."""
-    return list(filterfalse(_alive, _running(folder)))
 
 
 def checkpoint_folder(record: Record, folder: Path | None) -> Path:
@@ -172,8 +190,38 @@ def _differences(before: Record, now: Record) -> list[str]:
 
 
 def _process(pid: int) -> dict[str, Any]:
-    """Return what identifies a process for good: a later one with the same number begins at another time."""
-    return {"host": platform.node(), "pid": pid, "began": psutil.Process(pid).create_time()}
+    """Return what identifies a process for good: a later one with the same number has another start."""
+    return {"host": platform.node(), "pid": pid, "start": _start_of(psutil.Process(pid))}
+
+
+def _start_of(process: psutil.Process) -> str:
+    """Return when a process started, in a form that no clock moves when it is set: on Linux the boot of the system and
+    the kernel's ticks since then, elsewhere the time that the system has noted."""
+    if sys.platform != "linux":
+        return f"{process.create_time():.6f}"
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    after_the_name = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+    ticks = int(after_the_name.split()[FIELD_OF_THE_START])
+    return f"{boot} {ticks - _offset_ticks()}"
+
+
+def _offset_ticks() -> int:
+    """Return the ticks by which the kernel moves what this process reads of starts: those of its time namespace."""
+    with suppress(OSError):  # an older kernel has no such namespaces
+        for line in Path("/proc/self/timens_offsets").read_text(encoding="utf-8").splitlines():
+            clock, seconds, nanoseconds = line.split()
+            if clock == "boottime":
+                return round((int(seconds) + int(nanoseconds) / 1e9) * os.sysconf("SC_CLK_TCK"))
+    return 0
+
+
+def _is_same_start(start: str, process: psutil.Process) -> bool:
+    """Whether a process has the start that a record names."""
+    boot, _, ticks = start.rpartition(" ")
+    if not boot:  # a time
+        return bool(abs(process.create_time() - float(start)) < 1.0)  # seconds
+    boot_now, _, ticks_now = _start_of(process).rpartition(" ")
+    return boot == boot_now and abs(int(ticks) - int(ticks_now)) <= 1  # the offset may be a fraction of a tick
 
 
 def _alive(record: Record) -> bool:
@@ -190,8 +238,8 @@ def _alive(record: Record) -> bool:
         process = psutil.Process(owner["pid"])
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
-        return bool(abs(process.create_time() - owner["began"]) < 1.0)  # seconds
+        return _is_same_start(owner["start"], process)
     except (psutil.NoSuchProcess, ValueError, OverflowError):  # no process can have such a number
         return False
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return True
