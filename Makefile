@@ -5,7 +5,7 @@ unexport PYTHONDONTWRITEBYTECODE  # or every process would compile all its libra
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help run run-full site test test-dear test-all test-long emulator real bench lock wheel lint lab format clean
+.PHONY: help run run-full site test test-dear test-without test-all test-long emulator real bench lock wheel lint lab format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,16 +26,19 @@ site: .venv/ready  ## pages of the notebooks as they were executed, the results 
 	$(BIN)/python -m sphinx -q -c docs -d build/doctrees -D executed_notebooks=$(EXECUTED) . build/site
 	@echo "site: build/site/index.html"
 
-test: .venv/ready lint  ## linters, types, import layers, what runs in process, and one of each dear kind (8 minutes)
+test: .venv/ready lint  ## linters, types, import layers, and the tests that a fresh clone can run (5 to 11 minutes)
 	$(BIN)/python tests/newcomer.py $(PYTEST) -m "(smoke or not dear) and not long" --cpu-budget 15
 
 test-dear: .venv/ready  ## what `make test` leaves out: emulated GPUs, ranks, kernels, pages, all scripts, all models
 	$(PYTEST) -m "dear and not smoke and not long"
 
+test-without: .venv/ready  ## the same without all that a test may need: each is skipped with its reason, and none fails
+	$(BIN)/python tests/newcomer.py $(PYTEST) -m "dear and not smoke and not long" -rs
+
 test-all: .venv/ready lint  ## both, which is what CI runs
 	$(PYTEST)
 
-emulator: .venv/ready  ## set up the GPU in software: fetch PyTorch's CUDA build (527 MB), build the stubs
+emulator: .venv/ready  ## set up the emulated GPU: fetch PyTorch's CUDA build (527 MB), build the stubs
 	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check ziglang==0.17.1
 	$(BIN)/python -m workbench emulate --set-up
 

@@ -280,6 +280,17 @@ def version_is_the_same_everywhere() -> Faults:
 
 
 @rule
+def make_test_takes_as_long_everywhere() -> Faults:
+    """A newcomer reads the time in one of four places."""
+    times = {}
+    for name in ("Makefile", "README.md", "CONTRIBUTING.md", "docs/install.md"):
+        line = re.search(r"^(?:\| `)?(?:make )?test[:` ].*$", text_of(name), flags=re.MULTILINE)
+        times[name] = re.findall(r"\d[\d to]* minutes", line[0]) if line else []
+    if len({tuple(found) for found in times.values()}) != 1 or not all(times.values()):
+        yield f"the time of `make test` is not the same in {times}: write one"
+
+
+@rule
 def forms_ask_for_the_environment() -> Faults:
     for path in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")):
         fields = yaml.safe_load(path.read_text(encoding="utf-8"))["body"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -16,7 +17,7 @@ from workbench import __main__ as main_module
 from workbench import __version__
 from workbench.__main__ import main
 from workbench.base.command_line import COMMANDS
-from workbench.base.device import Device
+from workbench.base.device import list_real_gpus
 from workbench.journal.record import Status, read_all
 from workbench.recipe import as_command
 from workbench.techniques import REGISTRY, Lora
@@ -289,7 +290,11 @@ COMMANDS_IN_TURN = """
 import sys
 from workbench.__main__ import main
 for command in sys.argv[1:]:
-    print(main(command.split()), "torch" in sys.modules)
+    try:
+        exit_code = main(command.split())
+    except SystemExit as end:  # of --version and --help
+        exit_code = end.code
+    print(exit_code, "torch" in sys.modules, file=sys.stderr)
 """
 
 
@@ -297,12 +302,28 @@ def test_what_is_wrong_in_an_option_or_a_file_is_said_before_torch_loads(subtest
     """All of them in one process, which has not loaded it in the end."""
     program = [sys.executable, "-c", COMMANDS_IN_TURN, *SAID_BEFORE_TORCH_LOADS]
     done = subprocess.run(program, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["2 False"] * len(SAID_BEFORE_TORCH_LOADS)
-    errors = done.stderr.splitlines()
-    assert len(errors) == len(SAID_BEFORE_TORCH_LOADS)
+    lines = done.stderr.splitlines()
+    errors = lines[::2]
+    assert lines[1::2] == ["2 False"] * len(SAID_BEFORE_TORCH_LOADS)
+    assert done.stdout == ""
     for error, (command, message) in zip(errors, SAID_BEFORE_TORCH_LOADS.items(), strict=True):
         with subtests.test(command=command):
             assert message in error
+
+
+def test_what_is_looked_up_needs_no_torch(tmp_path):
+    crash = tmp_path / "crash.log"
+    crash.write_text("CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 8.00 GiB")
+    commands = ["--version", "--help", "list", "list lora", "list --gpus", "list --gpus t4 h100", f"doctor {crash}"]
+    program = [sys.executable, "-c", COMMANDS_IN_TURN, *commands]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == ["0 False"] * len(commands)
+    assert "\nh100 " in done.stdout
+
+
+def test_an_unknown_gpu_is_not_listed(capsys):
+    assert main(["list", "--gpus", "t5"]) == 2
+    assert "there is no 't5'" in capsys.readouterr().err
 
 
 def test_an_interrupt_ends_with_130(quick, monkeypatch, capsys):
@@ -347,7 +368,8 @@ def test_beside_the_version_the_environment_is_told_without_the_users_home(capsy
     told = dict(line.split(maxsplit=1) for line in lines)
     assert told["torch"] == torch.__version__
     assert told["workbench"] == __version__
-    assert told["device"] == str(Device.find())
+    assert told["processor"].endswith(f", {os.cpu_count()} cores")
+    assert told["gpus"] == ("; ".join(list_real_gpus()) or "none that nvidia-smi lists")
     assert told["emulator"] in ("set up", "not set up")
     assert told["records"].endswith("runs")
     assert str(Path.home()) not in "".join(told.values())

@@ -22,10 +22,11 @@ from typing import Any
 import workbench
 from workbench.base.categories import format_bytes
 from workbench.base.command_line import Parser, build_parser, exit_code_of, print_visibly, split_off_program
-from workbench.base.device import Device, check_device
+from workbench.base.device import check_device, list_real_gpus, processor_name
 from workbench.base.errors import DISTRIBUTION, ConfigurationError
 from workbench.base.paths import check_writable, git_commit, runs_folder, versions
 from workbench.gpus.catalogue import GPUS, device_name
+from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.card import find_emulated_gpu
 from workbench.models.source import locate, locate_config
 from workbench.prediction.phases import Habits
@@ -86,17 +87,18 @@ def _parser() -> Parser:
 
 
 def show_versions() -> None:
-    """Print which workbench this is; then versions, the device, whether the emulator is set up, and where records
-    lie, as an issue should tell them: without the user's name."""
-    # The first line comes at once: torch, which knows the device, takes seconds to import.
-    print_visibly(f"{DISTRIBUTION} {workbench.__version__}", sys.stdout)
+    """Print which workbench this is; then versions, the processor, the GPUs, whether the emulated GPU is set up, and
+    where records are stored, as an issue should tell them: without the user's name. torch, which takes seconds to
+    import, is not asked."""
     from workbench.gpus.emulator.place import is_set_up
 
+    print_visibly(f"{DISTRIBUTION} {workbench.__version__}", sys.stdout)
     facts = {
         **versions(),
         "commit": git_commit() or "none",
         "system": platform.platform(),
-        "device": Device.find(),
+        "processor": f"{processor_name()}, {os.cpu_count()} cores",
+        "gpus": "; ".join(list_real_gpus()) or "none that nvidia-smi lists",
         "emulator": "set up" if is_set_up() else "not set up",
         "records": runs_folder(),
     }
@@ -406,6 +408,11 @@ def take_lessons(args: argparse.Namespace) -> None:
 
 
 def list_techniques(args: argparse.Namespace) -> None:
+    """List techniques, or with --gpus the GPUs that the workbench knows without having one."""
+    if args.gpus:
+        for name in args.names or GPUS:
+            _show(args, find_gpu(name).describe())
+        return
     for name in sorted(args.names or REGISTRY):
         _show(args, technique(name).card())
 

@@ -1,13 +1,17 @@
 """`workbench check`: what is over its limit fails, and what has moved is said."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import yaml
 
-from workbench.__main__ import _parser, main
+from workbench.__main__ import main
 from workbench.advise import budget as budgets
 from workbench.advise.budget import Budget, judge, read_budgets
 from workbench.base.categories import Category
@@ -279,12 +283,37 @@ def test_the_workflow_runs_commands_that_exist_on_budgets_that_can_be_read():
     workflow = yaml.safe_load((folder / "memory.yml").read_text())
     steps = workflow["jobs"]["check"]["steps"]
     assert all(("uses" in step) != ("run" in step) for step in steps)
-    lines = [line.strip() for step in steps for line in step.get("run", "").splitlines()]
-    commands = [line.removeprefix("workbench ").split() for line in lines if line.startswith("workbench ")]
-    assert [_parser().parse_args(command).function.__name__ for command in commands] == [
-        "emulate_program",
-        "check_budgets",
-    ]
+    (ours,) = [step for step in steps if step.get("uses", "").startswith("OWNER/NAME@")]
+    assert ours["with"].keys() <= ACTION["inputs"].keys()
     assert workflow[True].keys() == {"pull_request", "push", "schedule"}  # YAML reads `on` as true
     assert [budget.name for budget in read_budgets(folder / "budget.toml")] == ["lora-on-a-t4"]
-    assert commands[1][1] == "budget.toml"
+    assert ours["with"]["budget"] == "budget.toml"
+
+
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
+
+
+def run_step(number, folder, **variables):
+    """Run a step of the action as a runner does: bash ends with the first command that fails."""
+    step = ACTION["runs"]["steps"][number]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **variables}
+    command = ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", step["run"]]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.dear
+def test_the_action_fails_over_a_budget_and_shows_the_verdicts(tmp_path):
+    assert ACTION["runs"]["using"] == "composite"
+    assert all(step["shell"] == "bash" for step in ACTION["runs"]["steps"])
+    assert ACTION["runs"]["steps"][2]["env"] == {"BUDGET": "${{ inputs.budget }}"}
+    summary = tmp_path / "summary.md"
+    recipe = 'gpu = "t4"\nrecipe = { model = "gpt2-tiny", effective_batch_size = 2, sequence_length = 32 }\n'
+    for limit, exit_status in (("1GiB", 0), ("1MiB", 1)):
+        (tmp_path / "budget.toml").write_text(f'[it]\nlimit = "{limit}"\n{recipe}')
+        summary.write_text("")
+        done = run_step(2, tmp_path, BUDGET="budget.toml", GITHUB_STEP_SUMMARY=str(summary))
+        assert done.returncode == exit_status, done.stderr
+        assert "it" in done.stdout
+        assert done.stdout.strip() in summary.read_text()
+    assert run_step(2, tmp_path, BUDGET="missing.toml", GITHUB_STEP_SUMMARY=str(summary)).returncode == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"budget.toml", "budget.lock.json", "summary.md", "runs"}

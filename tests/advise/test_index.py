@@ -112,7 +112,7 @@ def test_what_is_no_record_is_named_as_ever_and_not_kept(folder, capsys):
 
 
 def test_a_folder_that_cannot_be_written_to_is_read(folder, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(index.parquet, "write_table", refuse)

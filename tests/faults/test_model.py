@@ -95,7 +95,7 @@ def adapter(weights: str | None = "adapter_model.safetensors", base: str = "gpt2
 
 FAULTS = {
     "./nope": (lambda _: "./nope", ("is neither an existing folder nor a hub id", "Known without a download: gpt2-t")),
-    "a file": (lambda _: "/etc/hostname", ("is neither an existing folder nor a hub id",)),
+    "a file": (lambda _: "/etc/hostname", ("'/etc/hostname' is a file. Give the folder of a causal",)),
     "nothing": (lambda _: "random:", ("is neither an existing folder",)),
     "too long": (lambda _: "x/" * 3000, ("is neither an existing folder",)),
     "nobody's home": (lambda _: "~nobody-here/x/y", ("is neither an existing folder",)),
@@ -126,7 +126,14 @@ FAULTS = {
     "adapter without weights": (adapter(None), ("has no adapter_model.safetensors; pickled ones are not read",)),
     "adapter of itself": (adapter(base=""), ("is for another adapter. Save it as 'merged'",)),
     "broken adapter": (adapter(config="{"), ("the adapter_config.json of", "Save the adapter again")),
-    "adapter without base": (adapter(config='{"peft_type": "LORA"}'), ("is neither an existing folder",)),
+    "adapter without base": (
+        adapter(config='{"peft_type": "LORA"}'),
+        ("does not name its base: base_model_name_or_path in its adapter_config.json is empty",),
+    ),
+    "adapter whose base is gone": (
+        adapter(config='{"peft_type": "LORA", "base_model_name_or_path": "./gone"}'),
+        ("'./gone' is neither an existing folder", "It is the base that the adapter "),
+    ),
 }
 
 

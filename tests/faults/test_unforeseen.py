@@ -79,9 +79,11 @@ def test_a_full_memory_of_the_computer_is_no_bug(monkeypatch, capsys):
 
 def test_a_process_sends_the_sentence_and_a_note_with_the_traceback():
     with pytest.raises(ChildFailureError) as caught:
-        launch(raise_it)
-    assert str(caught.value) == f"this is a bug of the workbench (KeyError: '{SECRET}')"
-    assert "in raise_it" in caught.value.__notes__[0]
+        launch(int, SECRET)
+    assert str(caught.value).startswith(
+        "this is a bug of the workbench (ValueError: invalid literal for int() with base"
+    )
+    assert "in reply_to" in caught.value.__notes__[0]
     assert describe(caught.value).is_bug
 
 

@@ -111,7 +111,7 @@ def test_auto_says_which_and_why(capsys):
 
 
 def test_a_folder_without_config_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"has no config.json. Give the folder of a saved model"):
+    with pytest.raises(ConfigurationError, match=r"has no config.json. Give the folder of a causal language model"):
         locate(str(tmp_path))
 
 

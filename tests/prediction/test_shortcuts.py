@@ -194,6 +194,7 @@ def test_within_the_limit_the_clock_is_stopped():
     worker.close()
 
 
+@pytest.mark.dear
 def test_the_next_prediction_has_a_new_worker(small):
     with pytest.raises(UnavailableError, match="no answer within"):
         predict(small | Lora(rank=3), time_limit=0.01)

@@ -59,7 +59,7 @@ def build_parser(
         epilog=f"{PROGRAM['examples'].replace(MODULE, program)}\n\n{PROGRAM['exit_codes']}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    help_text = "show versions, the device and where records lie, as an issue should tell them, and exit"
+    help_text = "show versions, GPUs and where records are stored, as an issue should tell them, and exit"
     parser.add_argument("--version", action=_AtOnce, nargs=0, const=show_versions, help=help_text)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, row in COMMANDS.items():

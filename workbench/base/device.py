@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -113,6 +114,17 @@ def pick_device(name: str | None = None) -> "torch.device":
 def describe_device(device: "torch.device") -> str:
     """Describe a device: `NVIDIA A10 (cuda)`, or the processor with the number of threads that PyTorch uses."""
     return str(Device.find(device.type))
+
+
+def list_real_gpus() -> list[str]:
+    """Return the name, memory and driver of each of NVIDIA's GPUs that this machine has, as `nvidia-smi` writes them;
+    none if there is no such program, or it does not answer."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return answer.stdout.strip().splitlines()
 
 
 def processor_name() -> str:

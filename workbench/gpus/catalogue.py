@@ -62,6 +62,12 @@ class Gpu:
     l2_source: str = "https://www.techpowerup.com/gpu-specs"
     is_common: bool = True
 
+    def describe(self) -> str:
+        """Return a line for a list of GPUs."""
+        major, minor = self.compute_capability
+        memory = f"{self.memory_bytes / GIB:6.1f} GiB"
+        return f"{self.name:20} {self.title:30} {memory}  compute capability {major}.{minor}  {self.source}"
+
     @property
     def device(self) -> Device:
         """The card as the device of a run."""
