@@ -31,7 +31,7 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 include_patterns = ["docs/*.md", "notebooks/*.ipynb", "data/reference/*.md", "data/models/*/README.md"]
 include_patterns += ["data/reference/h200/README.md", "data/reference/real/*.md"]
-include_patterns += ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+include_patterns += ["README.md", "SKILL.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 exclude_patterns = [".*", "build", "data/runs", "tests", "tools", "workbench"]
 suppress_warnings = ["config.cache"]
 

@@ -8,14 +8,22 @@ import pytest
 import yaml
 
 from workbench.__main__ import _parser
+from workbench.advise.candidate import Candidate
+from workbench.advise.causes import Cause
+from workbench.advise.message import ErrorMessage
+from workbench.advise.plan import Plan
+from workbench.advise.scan import Scan
 from workbench.base.command_line import BUG, COMMANDS, INTERRUPTED, OUT_OF_MEMORY, PROGRAM, split_off_program
 from workbench.base.paths import ROOT
+from workbench.fit.results import Answer, Fit
+from workbench.gpus.emulator.report import Emulation
 from workbench.prediction.prediction import Prediction
 from workbench.techniques import REGISTRY, Numerics
 
 SKILL = (ROOT / "SKILL.md").read_text(encoding="utf-8")
 _, HEAD, BODY = SKILL.split("---\n", 2)
-COMMAND_LINES = re.findall(r"`workbench ((?!emulate --set-up)[^`]+)`", BODY)
+# `emulate --set-up` has no program, and `--version` no command.
+COMMAND_LINES = re.findall(r"`workbench ((?!emulate --set-up|--)[^`]+)`", BODY)
 
 
 def test_its_head_is_that_of_the_format():
@@ -45,11 +53,28 @@ def test_its_exit_statuses_are_those_of_the_program():
     assert statuses >= {OUT_OF_MEMORY, BUG, INTERRUPTED}
 
 
-def test_the_fields_that_it_names_are_in_the_answers():
-    (line,) = re.findall(r"^- `predict`: (.*)$", BODY, re.MULTILINE)
-    names = re.findall(r"`(\w+)`", line)
-    for name in names:
-        assert hasattr(Prediction, name) or name in Prediction.__dataclass_fields__, name
+ANSWERS = {
+    "`predict`": (Prediction,),
+    "`plan` of a recipe": (Plan, Candidate),
+    "`plan` of a program": (Fit, Answer),
+    "`emulate`": (Emulation,),
+    "`scan`": (Scan,),
+    "`doctor`": (ErrorMessage, Cause),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_the_fields_that_it_names_are_in_the_answer(answer):
+    (line,) = re.findall(rf"^- {answer}: (.*)$", BODY, re.MULTILINE)
+    names = re.findall(r"`([a-z_]+)(?:\[\]\.?[\w.[\]]*)?`", line)
+    # Within a field, added to the fields, or said of another command.
+    others = {"tokens", "step", "place", "command", "processes", "what_would_tell"}
+    fields = {name for result in ANSWERS[answer] for name in (*dir(result), *result.__dataclass_fields__)}
+    assert set(names) - others <= fields
+    assert names
+
+
+def test_the_words_for_the_loss_are_those_of_the_techniques():
     assert {str(numerics) for numerics in Numerics} <= set(re.findall(r"`(\w+)`", BODY))
 
 

@@ -141,7 +141,9 @@ def source_of(recipe):
 
 @pytest.mark.dear
 @pytest.mark.parametrize("name", ROWS)
-def test_it_finds_the_same_losses_and_the_same_peak(recipe, executed, source_of, name):
+def test_it_finds_the_same_losses_and_the_same_peak(recipe, executed, source_of, name, request):
+    if name == "torch_compile":
+        request.getfixturevalue("cpp_compiler")
     record = run(replace(recipe, techniques=TECHNIQUES[name]), device="cpu")
     losses, held_out, peak = executed(source_of(name))
     assert losses == record.losses

@@ -46,6 +46,12 @@ def test_small_tensors_stay(recipe, fine_tuned):
     assert only_logits < some < everything
 
 
+def test_a_tensor_of_exactly_the_minimum_goes():
+    saved = SavedTensors([], 400, None)
+    assert not saved.stays(torch.empty(100))
+    assert saved.stays(torch.empty(99))
+
+
 @pytest.fixture
 def written():
     return []

@@ -147,18 +147,17 @@ class Verdict(Result):
             verdict = "over"
         need = f"{format_bytes(now.peak_bytes)} reserved ({now.facts['source']})"
         text = f"{self.name}: {need}, {verdict} its limit of {format_bytes(self.limit_bytes)}"
-        changes = Counter(now.holders)
-        if before:
-            changes.subtract(before.holders)
         if before and before != now:
             text += f"\n  {_with_sign(self.grown_bytes)} since it was stored: {_list_changed_facts(before, now)}"
+            changes = Counter(now.holders)
+            changes.subtract(before.holders)
+            for name in sorted(changes, key=lambda name: -abs(changes[name]))[:SHOWN]:
+                if changes[name]:
+                    text += f"\n    {_with_sign(changes[name]):>10}  {_in_words(name)}"
         elif self.over:
-            text += "\n  who holds most"
-        else:
-            return text
-        for name in sorted(changes, key=lambda name: -abs(changes[name]))[:SHOWN]:
-            if changes[name]:
-                text += f"\n    {_with_sign(changes[name]):>10}  {_in_words(name)}"
+            text += "\n  largest allocations at the peak"
+            for name, size in Counter(now.holders).most_common(SHOWN):
+                text += f"\n    {format_bytes(size):>10}  {_in_words(name)}"
         return text
 
 

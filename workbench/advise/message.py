@@ -88,4 +88,5 @@ class ErrorMessage(Refusal, Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
-        return {**asdict(self), **super().to_dict(), "what_would_tell": what_would_tell(self)}
+        open_question = "" if self.causes else what_would_tell(self)
+        return {**asdict(self), **super().to_dict(), "what_would_tell": open_question}

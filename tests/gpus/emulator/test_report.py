@@ -100,7 +100,9 @@ def test_where_it_ran_out_of_memory_nothing_is_known_of_other_cards():
     refused = emulation(process(0, device(refusals=1)), exit_status=1)
     assert refused.fits == {}
     assert "20.0 GiB reserved; ran out of memory; host" in str(refused)
-    assert "it needs more than that: which card has room is not known. Try a larger one" in str(refused)
+    assert refused.lower_bound == ["it ran out of memory, so that nobody knows what it would have taken next"]
+    assert emulation(process(0, device(refusals=1)), exit_status=0).lower_bound == []
+    assert "it needs more than that, and how much is not known. Run it with enough, such as" in str(refused)
 
 
 def test_what_is_missing_or_was_cut_short_is_said(tmp_path):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from workbench.base.errors import ConfigurationError, OutOfMemoryError, UnavailableError
+from workbench.base.errors import ConfigurationError, OutOfMemoryError, UnavailableError, WorkbenchError
 from workbench.base.paths import ROOT
 from workbench.journal.record import read_all
 from workbench.recipe import Recipe, as_toml
@@ -71,6 +71,14 @@ def test_out_of_memory_is_an_answer_of_all(recipe, runs_folder):
     (record,) = read_all(runs_folder)
     assert (record.status, record.world_size, record.shard) == ("oom", 2, "gradients")
     assert record.failed_operation
+
+
+@pytest.mark.dear
+def test_the_reason_of_another_rank_than_the_first_is_on_record(recipe, runs_folder):
+    with pytest.raises(WorkbenchError, match="LookupError: the data of this rank"):
+        run_on_ranks(replace(recipe, callbacks=("failing:SecondRankFails",)), ranks=2, device="cpu")
+    (record,) = read_all(runs_folder)
+    assert (record.status, record.error) == ("failed", "rank 1: LookupError: the data of this rank")
 
 
 SHARED = (  # micro-batch and accumulation of one process, number of ranks, those of a rank

@@ -157,6 +157,8 @@ class Emulation(Result):
             reasons.append("what a killed process would have taken later is not known")
         if self.stuck_at or self.host_was_full:
             reasons.append("it was ended before it was over")
+        if self.refusals and not self.has_recovered:
+            reasons.append("it ran out of memory, so that nobody knows what it would have taken next")
         return reasons
 
     @property
@@ -268,7 +270,7 @@ class Emulation(Result):
                 if device["refusals"] and device.get("cap_bytes") is not None:
                     cap = format_bytes(device["cap_bytes"])
                     return [f"  it needs more than its own cap of {cap}, which set_per_process_memory_fraction has set"]
-            return ["  it needs more than that: which card has room is not known. Try a larger one (--gpu)"]
+            return ["  it needs more than that, and how much is not known. Run it with enough, such as --memory 80GiB"]
         close = self.close
         is_any_close = False
         fitting = []
