@@ -98,7 +98,7 @@ UNKNOWN = [
     (["run", "--weight-decay", "0.1"], rf"run takes no '--weight-decay'\. Known: --help, --corpus, .*{FIELD}"),
     (["run", "--weight-decay=0.1"], rf"run takes no '--weight-decay'\..*{FIELD}"),
     (["run", "gpt2-tiny", "gpt2"], r"run takes no 'gpt2'\. Known: .*, --json\."),
-    (["list", "--jsno"], r"list takes no '--jsno'\. Known: --help\."),
+    (["list", "--jsno"], r"list takes no '--jsno'\. Known: --help, --gpus\."),
     (["script", "--flavour", "tlr"], r"argument --flavour takes no 'tlr'\. Known: trainer, trl\. Did you mean trl\?"),
 ]
 

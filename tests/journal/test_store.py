@@ -275,7 +275,8 @@ def test_a_reader_in_another_time_namespace_sees_who_is_alive(tmp_path):
         pytest.skip("needs the right to make a time namespace, and unshare of util-linux 2.36")
     replace(new(), owner=process(os.getpid())).save(tmp_path)
     replace(new(), owner={**process(os.getpid()), "pid": os.getppid()}).save(tmp_path)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
     for command in ([], unshare):
         looked = [*command, sys.executable, "-c", LOOKS, str(tmp_path)]
         done = subprocess.run(looked, env=environment, capture_output=True, text=True, check=True)
