@@ -120,15 +120,6 @@ def imports_do_not_hide_in_strings() -> Faults:
                 yield f"{path.relative_to(ROOT)}:{node.lineno}: an import hides in a string: use import_module"
 
 
-@rule
-def techniques_are_not_named_where_files_are_read() -> Faults:
-    """What becomes of a setting of another program stands in a table."""
-    names = tomllib.loads(text_of("workbench/techniques/cards.toml"))
-    named = [name for name in names if name in text_of("workbench/export/meaning.py")]
-    if named:
-        yield f"workbench/export/meaning.py: it names {', '.join(named)}: write the rule into its table"
-
-
 # ---- what is required, pinned and locked ----
 
 

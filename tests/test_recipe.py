@@ -231,7 +231,7 @@ def test_a_file_and_a_command_give_the_recipe_again(tmp_path, subtests):
     for recipe in (Recipe(), WHOLE, WHOLE.baseline):
         with subtests.test(recipe=recipe):
             path.write_text(as_toml(recipe), encoding="utf-8")
-            assert read_recipe(path) == parse_recipe({"model": str(path)}) == recipe
+            assert read_recipe(path) == parse_recipe({}, file=read_recipe(path)) == recipe
             assert read_recipe(path).id == recipe.id
             assert parsed_command(as_command(recipe)) == recipe
 
@@ -278,7 +278,7 @@ def test_options_go_over_changes_and_these_over_the_file(tmp_path, subtests):
         with subtests.test(options=options, techniques=techniques, changes=changes):
             fields = {**file, **otherwise}
             expected = Recipe(techniques=(fields.pop("lora"), GradientCheckpointing()), **fields)
-            assert parse_recipe({"model": str(path), **options}, techniques, changes) == expected
+            assert parse_recipe(options, techniques, changes, read_recipe(path)) == expected
 
 
 def test_changes_need_no_file_and_can_leave_the_techniques_out(tmp_path):
@@ -286,12 +286,12 @@ def test_changes_need_no_file_and_can_leave_the_techniques_out(tmp_path):
         rank=4
     )
     (tmp_path / "r.toml").write_text(FILE, encoding="utf-8")
-    assert parse_recipe({"model": str(tmp_path / "r.toml")}, [], ["technique={}"]).label == "baseline"
+    assert parse_recipe({}, [], ["technique={}"], read_recipe(tmp_path / "r.toml")).label == "baseline"
 
 
 def test_files_of_before_are_read_and_changed_too(tmp_path):
     (tmp_path / "r.toml").write_text('model = "gpt2"\n[techniques.lora]\nrank = 16\nalpha = 32.0\n', encoding="utf-8")
-    found = parse_recipe({"model": str(tmp_path / "r.toml")}, [], ["technique.lora.rank=4"])
+    found = parse_recipe({}, [], ["technique.lora.rank=4"], read_recipe(tmp_path / "r.toml"))
     assert found == Recipe("gpt2") | Lora(rank=4, alpha=32)
 
 
@@ -398,7 +398,7 @@ def test_the_file_on_the_page_of_recipe_files_is_one(tmp_path):
     for line in re.findall(r"^workbench \w+ recipe.toml (.*?)(?: *#.*)?$", page, flags=re.MULTILINE):
         words = shlex.split(line)
         changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-        assert parse_recipe({"model": str(tmp_path / "recipe.toml")}, [], changes)
+        assert parse_recipe({}, [], changes, recipe)
 
 
 def test_the_model_of_auto_is_the_one_that_a_run_would_train_on_this_machine(monkeypatch):

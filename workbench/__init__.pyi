@@ -14,6 +14,7 @@ from workbench.base.device import Device as Device
 from workbench.base.device import describe_device as describe_device
 from workbench.base.device import pick_device as pick_device
 from workbench.export.script import script as script
+from workbench.export.settings import read_settings as read_settings
 from workbench.fit.apply import apply as apply
 from workbench.fit.will_it_fit import WillItFit as WillItFit
 from workbench.journal.record import Record as Record

@@ -25,12 +25,13 @@ from workbench.base.command_line import Parser, build_parser, exit_code_of, prin
 from workbench.base.device import check_device, list_real_gpus, processor_name
 from workbench.base.errors import DISTRIBUTION, ConfigurationError
 from workbench.base.paths import check_writable, git_commit, runs_folder, versions
+from workbench.export.settings import is_settings_file, read_settings_file
 from workbench.gpus.catalogue import GPUS, device_name
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.card import find_emulated_gpu
 from workbench.models.source import locate, locate_config
 from workbench.prediction.phases import Habits
-from workbench.recipe import FILE, parse_recipe, recipe_options
+from workbench.recipe import parse_recipe, recipe_options
 from workbench.techniques import REGISTRY, technique
 from workbench.texts import corpus
 from workbench.texts.readers import split_name
@@ -119,7 +120,13 @@ def _parse_recipe(args: argparse.Namespace) -> "workbench.Recipe":
     for name in recipe_options():
         if vars(args).get(name) is not None:
             values[name] = vars(args)[name]
-    return parse_recipe(values, args.technique, args.set)
+    file = None
+    if is_settings_file(values.get("model", "")):
+        imported = read_settings_file(values.pop("model"))
+        file = imported.recipe
+        if imported.classes:
+            print_visibly(str(imported), sys.stderr)
+    return parse_recipe(values, args.technique, args.set, file)
 
 
 def _find_recipe(args: argparse.Namespace, find: Callable[[str], Any] = locate_config) -> "workbench.Recipe":
@@ -275,7 +282,7 @@ def scan_rows(args: argparse.Namespace) -> None:
     """Find which row of a file will be the longest, in which step it comes under the order that the Trainer's own
     sampler gives, whether its batch fits on a GPU, and which cap or packing makes it fit.
     """
-    if args.seed is None and not args.model.endswith(FILE):
+    if args.seed is None and not is_settings_file(args.model):
         args.seed = TRAINERS_SEED
     recipe = _parse_recipe(args)
     from workbench.advise.scan import scan

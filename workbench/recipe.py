@@ -34,7 +34,6 @@ from workbench.techniques.registry import in_words, parse_technique
 if TYPE_CHECKING:
     from workbench.models.family import ModelFamily
 
-FILE = ".toml"  # how the name of a recipe file ends
 EXAMPLE = "Write for example: steps = 50, and below it, a line each, [technique.lora], rank = 16."
 FILES = "technique"  # the word for techniques in files, where each has a table
 # Fields that came later. They are part of an id only where they say something, so that older ids stay.
@@ -304,20 +303,24 @@ def read_recipe(path: Path | str) -> Recipe:
     return Recipe.from_dict(read_toml(Path(path), "recipe", EXAMPLE))
 
 
-def parse_recipe(values: Mapping[str, str], techniques: Iterable[str] = (), changes: Iterable[str] = ()) -> Recipe:
+def parse_recipe(
+    values: Mapping[str, str],
+    techniques: Iterable[str] = (),
+    changes: Iterable[str] = (),
+    file: Recipe | None = None,
+) -> Recipe:
     """Make a recipe of texts, as typed on a command line.
 
     Args:
-        values: fields by their names. A model that ends in `.toml` is a recipe file; all that is typed goes over it.
+        values: fields by their names.
         techniques: as `lora=rank:8`.
         changes: as `technique.lora.rank=16`.
+        file: the recipe of a file; all that is typed goes over it.
 
     Raises ConfigurationError for a text that cannot be read, and as the recipe itself does.
     """
     fields_of_recipe = parse_settings(Recipe, values, "run")
-    data: dict[str, Any] = {}
-    if fields_of_recipe.get("model", "").endswith(FILE):
-        data = read_toml(Path(fields_of_recipe.pop("model")), "recipe", EXAMPLE)
+    data = tomllib.loads(as_toml(file)) if file is not None else {}
     for change in changes:
         data = merge_settings(data, parse_assignment(change))
     return Recipe.from_dict(data | fields_of_recipe, [parse_technique(text) for text in techniques])

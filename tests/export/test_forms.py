@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from workbench.base.paths import ROOT
-from workbench.export.bring import read_settings
 from workbench.export.script import portable
+from workbench.export.settings import read_settings
 from workbench.journal.record import read_all
 from workbench.techniques import GradientCheckpointing, Lora
 from workbench.training.run import run

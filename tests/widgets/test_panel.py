@@ -3,7 +3,7 @@
 import json
 
 from workbench.recipe import Recipe
-from workbench.techniques import Lora
+from workbench.techniques import ChunkedCrossEntropy, Lora
 from workbench.widgets.takehome import FORMS
 
 
@@ -91,15 +91,20 @@ def pasted(playground, text):
 
 def test_settings_that_are_pasted_set_the_panel_and_are_explained(playground):
     before = playground.form.recipe()
-    settings = "base_model: gpt2-xl\nadapter: lora\nlora_r: 4\nmicro_batch_size: 6\nbf16: false\ncolour: <b>\n"
+    settings = (
+        "model_name_or_path: gpt2-xl\nuse_peft: true\nlora_r: 4\nper_device_train_batch_size: 6\nbf16: false\n"
+        "gradient_checkpointing: false\nlora_modules_to_save: <b>\n"
+    )
     page = pasted(playground, settings)
     recipe = playground.form.recipe()
-    assert (recipe.model, recipe.effective_batch_size, recipe.techniques) == ("gpt2-xl", 6, (Lora(rank=4),))
+    assert (recipe.model, recipe.effective_batch_size, recipe.techniques) == (
+        "gpt2-xl", 6, (Lora(rank=4, alpha=32, dropout=0.05), ChunkedCrossEntropy()),
+    )  # fmt: skip
     assert recipe.corpus == before.corpus
-    assert "axolotl" in page
+    assert "SFTConfig (trl" in page
     assert "lora_r: 4" in page
-    assert "colour: &lt;b&gt;" in page
-    remark = "What is predicted is without what this setting does: colour."
+    assert "lora_modules_to_save: &lt;b&gt;" in page
+    remark = "What is predicted is without what this setting does: lora_modules_to_save."
     assert remark in playground.form.error.value
     playground.form.controls["steps"].value = "7"
     assert remark in playground.form.error.value, "it stays true"
@@ -109,7 +114,7 @@ def test_settings_that_are_pasted_set_the_panel_and_are_explained(playground):
     playground.undo.click()
     assert playground.form.recipe() == before
     assert playground.form.error.value == ""
-    assert "Paste settings" in playground.brought.value
+    assert "Paste them anywhere" in playground.brought.value
 
 
 def test_what_went_comes_back(playground):

@@ -1,81 +1,97 @@
-"""The reading of pasted settings: JSON, YAML, TOML, a command line, or calls in a Python script, which is never run."""
+"""The reading of pasted settings: JSON, YAML or TOML, or calls of settings' classes in Python, which is never run."""
 
 import ast
 import json
 import re
-import shlex
 import tomllib
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from textwrap import dedent
 from typing import Any, NamedTuple
 
 import yaml
 
-from workbench.base.errors import explain_errors
+from workbench.base.errors import ConfigurationError, brief, explain_errors
+from workbench.export.elsewhere import command_for, rejection_of_script
 
-INSTEAD = "Run its own script on a card in software: workbench emulate --gpu CARD -- python SCRIPT"
-CURE = (
-    "Paste a recipe of the workbench, TrainingArguments, a command line, calls of a script, "
-    "or a file of TRL, PEFT, accelerate, DeepSpeed, LLaMA-Factory or axolotl."
-)
 LIMIT = 100_000  # the most characters of a text: files of settings are far shorter
-ASSIGNMENT = re.compile(r"(?m)^[\w.\"-]+\s*=")  # a line of TOML
-CALL = re.compile(r"\b(\w*(Config|Arguments|Trainer)|from_pretrained|FastLanguageModel\.\w+)\s*\(")
+ACCEPTED = (
+    "Accepted are a recipe or a record of the workbench; JSON, YAML or TOML of TrainingArguments, of TRL's SFTConfig, "
+    "of an adapter of PEFT or of BitsAndBytesConfig; and calls of these classes with plain values."
+)
+ASSIGNMENT = re.compile(r"(?m)^(\[[\w.\"-]+\]|[\w.\"-]+\s*=)")  # a line of TOML
+STATEMENT = re.compile(
+    r"(?m)^([!%@]|import |from \w|def |class |for |while |with |if .*:|return\b|print\()"
+    r"|\b\w*(Config|Arguments|Trainer|Model\w*|from_pretrained)\s*\("
+)
 OPTION = re.compile(r"(?:^|\s)--[A-Za-z]")
-FILLED_IN = re.compile(r"\$[\w{(]")  # a value that a shell fills in
-COMMENT = re.compile(r"(?m)(?:^|\s)#.*|`#[^`]*`")  # `#…` in backquotes is one inside a command of several lines
-TO_ANOTHER = re.compile(r"[0-9&]*[<>]|[|;&]+$")  # a redirection, or the beginning of another command
-BY_NAME = ("torch", "TaskType")  # Attributes of these are their own names as settings: torch.bfloat16 is bfloat16.
+# Attributes of these are constants that have a text as their value: torch.bfloat16 is "bfloat16".
+CONSTANTS = ("torch", "TaskType", "peft.TaskType")
 
 
-class Unwritten(str):
-    """The source of a value that only a run would know."""
-
-
-class Section(NamedTuple):
-    """The settings of one call of a script, or of a whole file.
+class ClassCall(NamedTuple):
+    """A call of a class of settings, with the values of its arguments.
 
     Attributes:
-        owner: the name of the class or function that is called; "" for a file or a command.
-        before_options: the words of a command before its options; None for a file or a script.
+        name: the class, without the module before it.
     """
 
-    owner: str
-    settings: dict[str, Any]
-    before_options: tuple[str, ...] | None = None
+    name: str
+    positional: tuple[Any, ...]
+    keywords: dict[str, Any]
 
 
-def read_sections(text: str) -> list[Section]:
-    """Read the settings in a text. Raises ConfigurationError: it has none of these forms, or names a setting twice."""
+def read_pasted(text: str, form: str = "") -> dict[str, Any] | list[ClassCall]:
+    """Return the settings of a file by their names, or the calls in Python text.
+
+    Args:
+        form: JSON, TOML or YAML; empty to find it in the text.
+
+    Raises:
+        ConfigurationError: the text has none of these forms; a setting is there twice; Python text has anything but
+            calls with plain values.
+    """
+    if len(text) > LIMIT:
+        raise ConfigurationError(f"recipe: settings may have {LIMIT:,} characters, got {len(text):,}. {ACCEPTED}")
     text = text.strip("\ufeff \r\n")
-    form = form_of(text[:LIMIT])
-    with explain_errors(f"recipe: this cannot be read as {form}", CURE):
-        if len(text) > LIMIT:
-            raise ValueError(f"it has more than {LIMIT:,} characters")
-        if form == "Python":
-            return read_calls(text)
-        if form == "a command":
-            return [read_command(text)]
+    form = form or form_of(text)
+    if form == "Python":
+        return read_calls(text)
+    if form == "a command":
+        command = command_for(text)
+        raise ConfigurationError(
+            f"recipe: a command line is not read, because its program decides what the options mean. {command}"
+        )
+    with explain_errors(f"recipe: this cannot be read as {form}", ACCEPTED):
         settings = PARSERS[form](text)
         if not isinstance(settings, dict):
-            raise ValueError(f"it has not each setting by its name, as in {{name: value}}, but is {settings!r:.90}")
-        return [Section("", {str(name): value for name, value in settings.items()})]
+            raise ValueError(f"settings need names, as in name: value, got {brief(settings)}")
+    return {str(name): value for name, value in settings.items()}
 
 
 def form_of(text: str) -> str:
-    """Tell the form of a text: JSON, Python, a command, TOML or YAML."""
-    text = COMMENT.sub("", text)  # A comment of a file may show the command that uses it.
-    if text.startswith("{"):
+    """Return the form of a text: JSON, Python, a command, TOML or YAML."""
+    if text.startswith(("{", "[{")):
         return "JSON"
-    if CALL.search(text):
+    text = re.sub(r"(?m)(?:^|\s)#.*", "", text)  # A comment of a file may show the command that uses it.
+    if STATEMENT.search(text):
         return "Python"
     if OPTION.search(text):
         return "a command"
-    return "TOML" if ASSIGNMENT.search(text) else "YAML"
+    if not ASSIGNMENT.search(text):
+        return "YAML"
+    with suppress(tomllib.TOMLDecodeError, RecursionError):
+        tomllib.loads(text)
+        return "TOML"
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        ast.parse(text)
+        return "Python"
+    return "TOML"
 
 
 def collect_pairs(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Make a dictionary of pairs. Raises ValueError: a name is there twice; most parsers keep the last in silence."""
+    """Return a dictionary of pairs. Raises ValueError if a name is there twice; most parsers keep the last of two
+    without a word."""
     settings: dict[Any, Any] = {}
     for name, value in pairs:
         if name in settings:
@@ -85,7 +101,7 @@ def collect_pairs(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 class Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """A loader of YAML that refuses aliases, a few of which can fill the memory, and names that are there twice."""
+    """A YAML loader that rejects aliases, a few of which can fill the memory, and names that are there twice."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -104,90 +120,56 @@ PARSERS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def read_command(text: str) -> Section:
-    """Read the options of a command line, those of a launcher (accelerate, torchrun) included."""
-    lines = re.sub(r"\\(\r?\n|$)", " ", COMMENT.sub("", text)).splitlines()
-    commands = list(filter(OPTION.search, lines))
-    if len(commands) > 1 and not all(line.lstrip().startswith("--") for line in commands):
-        raise ValueError(f"it has {len(commands)} commands: paste one")
-    tokens = shlex.split(" ".join(commands))
-    before_options: list[str] = []
-    pairs: list[tuple[str, list[str]]] = []
-    for token in tokens:
-        if TO_ANOTHER.match(token):
-            break
-        if re.match("--[A-Za-z]", token):
-            name, equals, value = token.removeprefix("--").partition("=")
-            pairs.append((name.replace("-", "_"), [value] if equals else []))
-        elif pairs and not token.endswith(".py"):
-            pairs[-1][1].append(token)
-        else:
-            before_options.append(token.rpartition("/")[2])
-    settings = collect_pairs((name, option_value(values)) for name, values in pairs)
-    return Section("", settings, tuple(before_options))
+def read_calls(text: str) -> list[ClassCall]:
+    """Read Python text that has nothing but calls, each of which may be assigned to a name.
 
-
-def option_value(values: list[str]) -> Any:
-    """Read an option's value as YAML: a number, a boolean, a text or a dictionary; several values are a list, and an
-    option without a value is true."""
-    if not values:
-        return True
-    parts = []
-    for value in values:
-        parts.append(Unwritten(value) if FILLED_IN.search(value) else yaml.load(value, Loader))
-    return parts if len(parts) > 1 else parts[0]
-
-
-def read_calls(text: str) -> list[Section]:
-    """Read the calls of settings' classes in a script, with their arguments. Raises ValueError: a name is there twice
-    in one call."""
-    text = re.sub(r"(?m)^[^\S\n]*[!%].*", "", text)  # A notebook's own commands are no Python.
-    tree = ast.parse(dedent(text))
-    assigned: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            assigned.setdefault(node.targets[0].id, []).append(node.value)
-    constants = {name: values[0] for name, values in assigned.items() if len(values) == 1}
-    sections = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and CALL.search(f"{ast.unparse(node.func)}("):
-            sections.append(Section(ast.unparse(node.func), call_arguments(node, constants)))
-    return sections
-
-
-def call_arguments(node: ast.Call, constants: dict[str, ast.expr]) -> dict[str, Any]:
-    """Return the arguments of a call by name, or by position as "0", "1". A variable that holds what another
-    call made is left out.
-
-    Args:
-        constants: the expressions of the script's variables that are assigned once.
+    Raises ConfigurationError: it has anything else, which is named with its line.
     """
-    pairs: list[tuple[str, Any]] = []
-    for position, argument in enumerate(node.args):
-        pairs.append((str(position), read_value(argument, constants)))
+    try:
+        tree = ast.parse(dedent(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise rejection_of_script(text, line, "it is not complete Python") from None
+    calls = []
+    for statement in tree.body:
+        targets: list[ast.expr] = []
+        node = None
+        if isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign):
+            node = statement.value
+        if isinstance(statement, ast.Assign):
+            targets = statement.targets
+        elif isinstance(statement, ast.AnnAssign):
+            targets = [statement.target]
+        has_one_name = len(targets) <= 1 and all(isinstance(target, ast.Name) for target in targets)
+        if not isinstance(node, ast.Call) or not has_one_name:
+            raise rejection_of_script(text, statement.lineno, "it is more than calls of settings' classes")
+        calls.append(read_call(node, text))
+    return calls
+
+
+def read_call(node: ast.Call, text: str) -> ClassCall:
+    """Read one call. Raises ConfigurationError: an argument is not a plain value."""
+    keywords: dict[str, Any] = {}
     for keyword in node.keywords:
-        value = read_value(keyword.value, constants)
-        if keyword.arg:
-            pairs.append((keyword.arg, value))
-        elif isinstance(value, dict):
-            pairs += value.items()
-        else:
-            pairs.append(("**", value))
-    return collect_pairs((name, value) for name, value in pairs if value is not NotImplemented)
+        line = keyword.value.lineno
+        if keyword.arg is None:
+            raise rejection_of_script(text, line, f"**{ast.unparse(keyword.value)} is not a plain value")
+        if keyword.arg in keywords:
+            raise rejection_of_script(text, line, f"{keyword.arg} is there twice")
+        keywords[keyword.arg] = read_value(keyword.value, text)
+    positional = tuple(read_value(argument, text) for argument in node.args)
+    return ClassCall(ast.unparse(node.func).rpartition(".")[2], positional, keywords)
 
 
-def read_value(node: ast.expr, constants: dict[str, ast.expr]) -> Any:
-    """Return the value of an expression without running it.
+def read_value(node: ast.expr, text: str) -> Any:
+    """Return the value of a literal, or the name of a constant such as torch.bfloat16.
 
-    Returns Unwritten for one that only a run would know, and NotImplemented for an object that a call has made.
+    Raises ConfigurationError: it is another expression, whose value only a run would know.
     """
-    if isinstance(node, ast.Name) and node.id in constants:
-        node = constants[node.id]
-        if isinstance(node, ast.Call):
-            return NotImplemented
-    if isinstance(node, ast.Attribute) and ast.unparse(node.value) in BY_NAME:
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value) in CONSTANTS:
         return node.attr
     try:
         return ast.literal_eval(node)
-    except (ValueError, TypeError):
-        return Unwritten(ast.unparse(node))
+    except (ValueError, TypeError, RecursionError):
+        reason = f"{ast.unparse(node):.60} is not a plain value"
+        raise rejection_of_script(text, node.lineno, reason) from None

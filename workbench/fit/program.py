@@ -18,7 +18,7 @@ from pathlib import Path
 from workbench.base.device import current_emulated_gpu
 from workbench.base.errors import DISTRIBUTION, ConfigurationError, UnavailableError
 from workbench.base.settings import normalize_name
-from workbench.export.whose import FOREIGN
+from workbench.export.classes import RENAMED as RENAMED_SETTINGS
 from workbench.fit import any_training
 from workbench.fit.any_training import Changes, Facts, TrialJob
 from workbench.fit.card import Card, Use
@@ -35,7 +35,7 @@ WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # options of Python that t
 DONE = ("steps", "the end of training")  # values of `Facts.ended_by` for a training that came to its end
 UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 # For each older name of an argument, its current name, and the release that renamed it.
-RENAMED = {"tokenizer": ["processing_class", "transformers 4.46"], **FOREIGN["renamed"]}
+RENAMED = {"tokenizer": ("processing_class", "transformers 4.46"), **RENAMED_SETTINGS}
 LOWER_BOUND = re.compile(r"([\w-]+)>=([\d.]+)")
 # This runs in an interpreter in which nothing of the workbench need be installed.
 PRINT_PACKAGES = """

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.base.launch import warm_up
-from workbench.export.bring import read_settings
+from workbench.export.settings import read_settings
 from workbench.gpus.catalogue import room_bytes
 from workbench.lessons.cards import predict_known
 from workbench.lessons.live import live_page, request
@@ -95,7 +95,7 @@ class Playground:
         self.body = light.Box([self.switches.view, self.open_part], css="wb-body")
         self.chosen = light.Text(css="wb-chosen wb-hidden")
         style = light.HTML(STYLE + SCRIPT, css="wb-hidden")
-        self.brought = light.HTML(small("Paste settings that you have anywhere on this panel."))
+        self.brought = light.HTML(small("Do you have settings already? Paste them anywhere in the playground."))
         parts = [style, self.chosen, light.HBox(sentence, css="wb-sentence"), rest, self.form.error, head]
         parts += [self.body, row_of_openers, self.brought]
         self.view = light.VBox(parts, css="workbench-panel")
@@ -154,7 +154,7 @@ class Playground:
             self.form.show(replace(recipe, **facts))
 
     def bring(self, settings: str) -> None:
-        """Set the panel to a recipe, or to settings of another program, and report what became of each setting."""
+        """Set the playground to a recipe, or to settings of Hugging Face's classes, and report what each became."""
         try:
             brought = read_settings(settings, self.form.valid())
             self.form.show(brought.recipe)

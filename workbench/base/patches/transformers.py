@@ -49,3 +49,22 @@ def make_arrays_by(numpify: Callable[[Any, Any], Any]) -> Iterator[None]:
     plain = trainer_pt_utils.nested_numpify
     with replace_attribute(trainer_pt_utils, "nested_numpify", lambda tensors: numpify(plain, tensors)):
         yield
+
+
+@contextmanager
+def look_at_no_device() -> Iterator[None]:
+    """Keep `TrainingArguments` from looking at this machine: settings are read for a GPU that it may not have.
+
+    It would let accelerate choose a device for the whole process, reject bf16 and TF32 where there is no GPU, and
+    switch TF32 on for the whole process. Needed while transformers 5.x does so in `__post_init__`.
+    """
+    import torch
+    from transformers import TrainingArguments, training_args
+
+    with (
+        replace_attribute(TrainingArguments, "device", torch.device("cuda")),
+        replace_attribute(training_args, "is_torch_bf16_gpu_available", lambda: True),
+        replace_attribute(training_args, "is_torch_tf32_available", lambda: True),
+        replace_attribute(training_args, "enable_tf32", lambda enable: None),
+    ):
+        yield
