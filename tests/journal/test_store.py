@@ -90,12 +90,17 @@ def test_the_empty_folder_of_a_run_that_was_killed_is_gone_and_that_of_a_run_tha
     killed = replace(new(), status=Status.KILLED)
     going_on = replace(new(), owner=process(os.getppid()))
     with_checkpoint = replace(new(), owner=process(os.getppid()) | {"start": "12.0"})
-    for record in (dead, killed, going_on, with_checkpoint):
+    before_its_first = replace(new(), owner=process(os.getppid()) | {"start": "12.0"})
+    for record in (dead, killed, going_on, with_checkpoint, before_its_first):
         record.save(tmp_path)
-        store.checkpoint_folder(record, tmp_path).mkdir(parents=True)
+        (tmp_path / record.id).mkdir()  # the Trainer makes it, and the folder for checkpoints with the first of them
+    for record in (dead, killed, with_checkpoint):
+        store.checkpoint_folder(record, tmp_path).mkdir()
     (store.checkpoint_folder(with_checkpoint, tmp_path) / "checkpoint-1").mkdir()
+    (tmp_path / "nobody's").mkdir()
     store.mark_killed(tmp_path)
-    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {going_on.id, with_checkpoint.id}
+    left = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert left == {going_on.id, with_checkpoint.id, "nobody's"}
 
 
 def test_records_that_another_user_lets_nobody_read_are_left_out_in_one_line(tmp_path, monkeypatch, capsys):

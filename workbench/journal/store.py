@@ -90,7 +90,7 @@ def mark_killed(folder: Path | None = None) -> list[Record]:
     folder = folder or runs_folder()
     marked: list[Record] = []
     # These are listed before the runs that go on are: a run makes its folder after its record.
-    leftovers = [root for root in folder.glob(f"*/{checkpoints.FOLDER}") if _is_left_by_a_kill(root)]
+    leftovers = [root for root in _checkpoint_folders(folder) if _is_left_by_a_kill(root)]
     running = _running(folder)
     if all(map(_alive, running)) and not _without_those_of(running, leftovers, folder):
         return marked
@@ -110,10 +110,21 @@ def mark_killed(folder: Path | None = None) -> list[Record]:
     return marked
 
 
+def _checkpoint_folders(folder: Path) -> list[Path]:
+    """Return the folders for the checkpoints of the records that have a folder of their own."""
+    roots = []
+    with suppress(OSError):  # nobody may read it
+        for entry in os.scandir(folder):
+            if entry.is_dir() and Path(f"{entry.path}.json").is_file():
+                roots.append(Path(entry.path, checkpoints.FOLDER))
+    return roots
+
+
 def _is_left_by_a_kill(root: Path) -> bool:
-    """Whether a folder of checkpoints has a part of one, or nothing at all."""
+    """Whether a folder for checkpoints has a part of one, or nothing at all; before the first it is not there yet, but
+    the record's own folder is."""
     with suppress(OSError):  # another process may remove it, or nobody may read it
-        names = [path.name for path in root.iterdir()]
+        names = os.listdir(root if root.is_dir() else root.parent)
         return checkpoints.ASIDE in names or not names
     return False
 
