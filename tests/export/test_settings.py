@@ -86,6 +86,7 @@ def names(pairs):
 def test_a_file_of_trl():
     imported = read_settings(SFT_FILE, Recipe(corpus="mine.txt", steps=7) | Lora(rank=1))
     assert imported.classes.startswith("SFTConfig (trl ")
+    assert "DatasetMixtureConfig" not in imported.classes
     assert imported.recipe == Recipe(
         model="openai-community/gpt2-large@refs/pr/3", corpus="mine.txt", effective_batch_size=8, sequence_length=512,
         steps=7, learning_rate=2e-4, seed=42, evaluation_batch_size=16, arguments={"weight_decay": 0.1},
@@ -237,6 +238,9 @@ LACKING = [
     ('{"fsdp": "full_shard", "torch_compile": true, "output_dir": "x"}', "torch_compile, fsdp"),
     ('{"deepspeed": "no such file", "tf32": true, "use_liger_kernel": true}', "tf32, use_liger_kernel, deepspeed"),
     ('{"optim": "adamw_torch_fused", "optim_args": "a=1"}', "optim_args"),
+    ('{"peft_type": "LORA", "task_type": "SEQ_CLS"}', "task_type"),
+    ("LoraConfig(task_type=TaskType.SEQ_2_SEQ_LM, target_modules=[])", "task_type, target_modules"),
+    ("model_name_or_path: x\nuse_peft: true\nlora_task_type: SEQ_CLS", "lora_task_type"),
 ]
 
 
@@ -256,9 +260,9 @@ REJECTED = [
     ("for size in (1, 2):\n    TrainingArguments(per_device_train_batch_size=size)", "Line 1, 'for size"),
     ("a = b = LoraConfig()", "Line 1"),
     ("a, b = LoraConfig(), 1", "Line 1"),
-    ("model = AutoModelForSequenceClassification.from_pretrained('x')", "from_pretrained is not a class of settings"),
-    ("model.half()\nTrainingArguments()", "half is not a class of settings"),
-    ("PeftModel.from_pretrained(base, 'me/adapter')", "base is not a plain value"),
+    ("model = AutoModelForSequenceClassification.from_pretrained('x')", "Classification.from_pretrained is not"),
+    ("model.half()\nTrainingArguments()", "model.half is not a class of settings that is read"),
+    ("PeftModel.from_pretrained(base, 'me/adapter')", "PeftModel.from_pretrained is not a class"),
     ("a = TrainingArguments(", "Line 1.*not complete Python"),
     ("a = TrainingArguments()\nb = TrainingArguments()", "TrainingArguments and TrainingArguments cannot both count"),
     ("a = TrainingArguments()\nb = SFTConfig()", "TrainingArguments and SFTConfig cannot both"),
@@ -282,9 +286,18 @@ REJECTED = [
     ("max_duration: 1ep\nglobal_train_batch_size: 8", "settings of Composer"),
     ("compute_environment: LOCAL_MACHINE\nnum_processes: 4\nmixed_precision: 'no'", "settings of accelerate"),
     ('{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}}', "settings of DeepSpeed"),
-    ("beta: 0.1\nmax_length: 8\nmodel_name_or_path: x", "a trainer of preferences"),
+    ("beta: 0.1\nloss_type: sigmoid\nmodel_name_or_path: x", "a trainer of preferences"),
+    ("beta: 0.1\nmax_length: 8\nmodel_name_or_path: x", "do not have 'beta'"),
+    ("set -x\nexport A=1\nFOO=1 /opt/bin/torchrun --nproc 2 \\\n  train.py --a 1", "t4 -- torchrun --nproc 2 train.py"),
+    ("#!/bin/bash\nif [ 1 ]; then\n  import_it\nfi\npython run.py --x 1", "plan --gpu t4 -- python run.py --x"),
+    ("self.cfg = LoraConfig(r=8)", "paste the call alone, or assigned to one name"),
+    ("configs.TrainingArguments()", "configs.TrainingArguments is not a class"),
+    ("r: 8\nlora_alpha: 16", "add peft_type: LORA"),
+    ("fine_tune_type: lora\nmodel: x\niters: 5\nnum_layers: 4", "settings of mlx-lm"),
+    ('{"best_metric": null, "train_batch_size": 2}', "do not have 'best_metric', 'train_batch_size'"),
     ("num_generations: 8\nmax_completion_length: 8", "a trainer of preferences"),
-    ('{"model_name_or_path": "x", "block_size": 8}', "transformers' example scripts"),
+    ('{"model_name_or_path": "x", "block_size": 8}', "a script made after transformers' examples"),
+    ("output_dir: x\nlogging_steps:", "These have none: logging_steps"),
     ('{"cells": [], "nbformat": 4}', "settings of a notebook"),
     ("model_name_or_path: x\ndataset_name: y\nlearning_rate: 1e-4", "may be of `trl sft` or of a script of yours"),
     # github.com/huggingface/peft method_comparison/MetaMathQA/default_training_params.json
@@ -293,7 +306,6 @@ REJECTED = [
     ("max_seq_length: 8\npacking: true", "max_seq_length is max_length since TRL"),
     ('{"peft_type": "VERA", "r": 256}', "does not have PEFT's adapter 'VERA'"),
     ('{"peft_type": "PREFIX_TUNING"}', "needs num_virtual_tokens"),
-    ("lora_alpha: 16\nr: 8", "do not have 'r'"),
 ]  # fmt: skip
 UNUSABLE = [
     ("", "settings need names"),

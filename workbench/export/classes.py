@@ -92,6 +92,7 @@ PASSED = {
         eval_accumulation_steps eval_do_concat_batches dataloader_drop_last dataloader_persistent_workers
         dataloader_prefetch_factor dataloader_in_order train_sampling_strategy""",
 }
+BY_PEFT = "PEFT takes it from the model"
 OF_A_BASE = {
     ORIGIN: "task_type peft_type auto_mapping peft_version revision",
     "an adapter that is trained further needs the same memory as a new one": "inference_mode",
@@ -130,9 +131,14 @@ HARMLESS = {
         "it is read only with another field": "megatron_core qalora_group_size",
     },
     "IA3Config": {**OF_A_BASE, VALUES: "fan_in_fan_out init_ia3_weights"},
-    "PrefixTuningConfig": {**OF_A_BASE, VALUES: "init_weights"},
+    "PrefixTuningConfig": {
+        **OF_A_BASE,
+        VALUES: "init_weights",
+        BY_PEFT: "token_dim num_transformer_submodules num_attention_heads num_layers",
+    },
     "PromptTuningConfig": {
         **OF_A_BASE,
+        BY_PEFT: "token_dim num_transformer_submodules num_attention_heads num_layers",
         VALUES: "prompt_tuning_init prompt_tuning_init_text tokenizer_name_or_path tokenizer_kwargs",
     },
 }
@@ -171,13 +177,9 @@ NOT_COVERED = {
     },
     "PrefixTuningConfig": {
         "a network that computes the prefix": "prefix_projection encoder_hidden_size",
-        "sizes that PEFT takes from the model": """token_dim num_transformer_submodules num_attention_heads
-            num_layers""",
         "parameters that are trained whole, with gradients and optimizer states": "modules_to_save",
     },
     "PromptTuningConfig": {
-        "sizes that PEFT takes from the model": """token_dim num_transformer_submodules num_attention_heads
-            num_layers""",
         "parameters that are trained whole, with gradients and optimizer states": "modules_to_save",
     },
     "BitsAndBytesConfig": {

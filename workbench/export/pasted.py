@@ -25,6 +25,7 @@ STATEMENT = re.compile(
     r"|\b\w*(Config|Arguments|Trainer|Model\w*|from_pretrained)\s*\("
 )
 OPTION = re.compile(r"(?:^|\s)--[A-Za-z]")
+PACKAGES_OF_CLASSES = ("transformers", "trl", "peft")
 # Attributes of these are constants that have a text as their value: torch.bfloat16 is "bfloat16".
 CONSTANTS = ("torch", "TaskType", "peft.TaskType")
 
@@ -73,20 +74,28 @@ def form_of(text: str) -> str:
     """Return the form of a text: JSON, Python, a command, TOML or YAML."""
     if text.startswith(("{", "[{")):
         return "JSON"
+    if re.match(r"#!.*sh\b", text):
+        return "a command"
     text = re.sub(r"(?m)(?:^|\s)#.*", "", text)  # A comment of a file may show the command that uses it.
-    if STATEMENT.search(text):
+    has_options = OPTION.search(text)
+    if STATEMENT.search(text) and not (has_options and not is_python(text)):
         return "Python"
-    if OPTION.search(text):
+    if has_options:
         return "a command"
     if not ASSIGNMENT.search(text):
         return "YAML"
     with suppress(tomllib.TOMLDecodeError, RecursionError):
         tomllib.loads(text)
         return "TOML"
+    return "Python" if is_python(text) else "TOML"
+
+
+def is_python(text: str) -> bool:
+    """Whether a text can be parsed as Python."""
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        ast.parse(text)
-        return "Python"
-    return "TOML"
+        ast.parse(dedent(text))
+        return True
+    return False
 
 
 def collect_pairs(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -140,9 +149,10 @@ def read_calls(text: str) -> list[ClassCall]:
             targets = statement.targets
         elif isinstance(statement, ast.AnnAssign):
             targets = [statement.target]
-        has_one_name = len(targets) <= 1 and all(isinstance(target, ast.Name) for target in targets)
-        if not isinstance(node, ast.Call) or not has_one_name:
+        if not isinstance(node, ast.Call):
             raise rejection_of_script(text, statement.lineno, "it is more than calls of settings' classes")
+        if len(targets) > 1 or not all(isinstance(target, ast.Name) for target in targets):
+            raise rejection_of_script(text, statement.lineno, "paste the call alone, or assigned to one name")
         calls.append(read_call(node, text))
     return calls
 
@@ -157,8 +167,11 @@ def read_call(node: ast.Call, text: str) -> ClassCall:
         if keyword.arg in keywords:
             raise rejection_of_script(text, line, f"{keyword.arg} is there twice")
         keywords[keyword.arg] = read_value(keyword.value, text)
+    module, _, name = ast.unparse(node.func).rpartition(".")
+    if module.partition(".")[0] not in ("", *PACKAGES_OF_CLASSES):
+        raise rejection_of_script(text, node.lineno, f"{module}.{name} is not a class of settings that is read")
     positional = tuple(read_value(argument, text) for argument in node.args)
-    return ClassCall(ast.unparse(node.func).rpartition(".")[2], positional, keywords)
+    return ClassCall(name, positional, keywords)
 
 
 def read_value(node: ast.expr, text: str) -> Any:

@@ -153,7 +153,8 @@ def read_settings(text: str, base: Recipe | None = None, form: str = "") -> Impo
         else:
             all_settings = construct_all(pasted)
         recipe, lacks = translate({settings.name: settings.value for settings in all_settings}, base)
-    imported = ImportedRecipe(recipe, ", ".join(name_with_version(settings.name) for settings in all_settings))
+    stated = [settings for settings in all_settings if settings.stated] or all_settings[:1]
+    imported = ImportedRecipe(recipe, ", ".join(name_with_version(settings.name) for settings in stated))
     imported.not_covered += of_no_class
     for settings in all_settings:
         answer_each(settings, lacks, imported)
@@ -213,6 +214,8 @@ def read_file(settings: dict[str, Any]) -> tuple[list[ClassSettings], Pairs]:
     if unknown or not names:
         hints = [f"{name} is {RENAMED[name][0]} since {RENAMED[name][1]}." for name in unknown if name in RENAMED]
         listed = ", ".join(map(brief, unknown[:5])) or "anything"
+        if {"r", "lora_alpha"} <= names <= defaults_of("LoraConfig").keys():
+            hints.append("For an adapter of PEFT, add peft_type: LORA.")
         classes = f"{name_with_version('TrainingArguments')} and {name_with_version('SFTConfig')}"
         raise ConfigurationError(
             f"recipe: {classes} do not have {listed}. {' '.join([*hints, ACCEPTED, RUN_THE_SCRIPT])}"
@@ -273,7 +276,9 @@ def parse(names: tuple[str, ...], settings: dict[str, Any]) -> list[ClassSetting
     Raises ConfigurationError: a class rejects them.
     """
     classes = [find_class(name) for name in names]
-    with explain_errors(f"recipe: {name_with_version(names[0])} rejects these settings", "Correct the value."):
+    nulls = ", ".join(name for name, value in settings.items() if value is None)
+    cure = f"Correct the value.{f' These have none: {nulls}.' if nulls else ''}"
+    with explain_errors(f"recipe: {name_with_version(names[0])} rejects these settings", cure):
         if names == SFT:
             parser = import_module("trl").TrlParser(classes)
         else:
@@ -322,6 +327,9 @@ def answer_each(settings: ClassSettings, lacks: Mapping[str, str], imported: Imp
         shown = show_setting(name, value)
         about = lacks.get(name) or reason_in(NOT_COVERED, settings.name, name)
         harmless = reason_in(HARMLESS, settings.name, name)
+        if settings.name == "ModelConfig" and name.startswith(("lora_", "use_dora")) and not settings.value.use_peft:
+            harmless = "it counts only with use_peft: true"
+            about = ""
         if about and not (name == "init_lora_weights" and value in DRAWN):
             imported.not_covered.append((shown, about))
         elif harmless:
@@ -356,6 +364,9 @@ def translate(objects: Mapping[str, Any], recipe: Recipe) -> tuple[Recipe, dict[
     if adapter is not None:
         recipe = replace(recipe, model=adapter.base_model_name_or_path or recipe.model)
         techniques.append(translate_adapter(adapter, quantization, lacks))
+        task = getattr(adapter.task_type, "value", adapter.task_type)
+        if task not in (None, "CAUSAL_LM"):
+            lacks |= dict.fromkeys(("task_type", "lora_task_type"), f"the task {task}, with another head and loss")
     if quantization is not None and quantization.load_in_4bit and not isinstance(adapter, find_class("LoraConfig")):
         lacks["load_in_4bit"] = "4-bit weights are predicted only with LoRA"
     if trainer is not None:
@@ -463,7 +474,9 @@ def translate_adapter(adapter: Any, quantization: Any, lacks: dict[str, str]) ->
     targets = adapter.target_modules
     if isinstance(targets, str) and targets != "all-linear" and not targets.isidentifier():
         about = "a pattern of names: PEFT's own choice of matrices is predicted"
-        lacks |= {"target_modules": about, "lora_target_modules": about}
+        lacks |= dict.fromkeys(("target_modules", "lora_target_modules"), about)
+    elif not targets and targets is not None:
+        lacks |= dict.fromkeys(("target_modules", "lora_target_modules"), "no matrices: PEFT's own choice is predicted")
     elif targets:
         values["targets"] = targets if isinstance(targets, str) else "+".join(sorted(targets))
     if quantization is None or not quantization.load_in_4bit:
