@@ -38,6 +38,9 @@ from workbench.texts.readers import split_name
 from workbench.training.world import refuse_several_ranks
 
 PLANNED_FOR = "h100"
+NO_DATASET_NEEDED = (
+    "For a prediction a dataset is only lengths: leave --corpus out, and give the length, as in --sequence-length 1024."
+)
 TRAINERS_SEED = "42"  # the default of TrainingArguments
 # The columns of the table of records that `records` prints, and their titles.
 COLUMNS = {
@@ -137,7 +140,12 @@ def _find_recipe(args: argparse.Namespace, find: Callable[[str], Any] = locate_c
     """
     recipe = _parse_recipe(args)
     # These two refuse before torch is imported, which takes seconds.
-    corpus.load_corpus(recipe.corpus)
+    try:
+        corpus.load_corpus(recipe.corpus)
+    except ConfigurationError as error:
+        if args.function not in (predict_recipe, show_plan):
+            raise
+        raise ConfigurationError(f"{error} {NO_DATASET_NEEDED}") from None
     if recipe.model != "auto":
         find(recipe.model)
     return recipe

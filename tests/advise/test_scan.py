@@ -97,13 +97,13 @@ def test_lines_are_those_of_the_file_and_rows_those_of_a_table(tmp_path, asked):
     assert scan(recipe(blank), "t4").longest[0]["place"] == "line 7"
     table = tmp_path / "rows.csv"
     table.write_text('id,body\n1,"a\nb"\n2,b\n3,c\n4,"' + texts[2] + '"\n', encoding="utf-8")
-    assert scan(recipe(f"{table}:body"), "t4").longest[0]["place"] == "line 6"
-    parquet = tmp_path / "folder" / "b.parquet"
+    assert scan(recipe(f"{table}:text=body"), "t4").longest[0]["place"] == "line 6"
+    parquet = tmp_path / "folder" / "part-2.parquet"
     parquet.parent.mkdir()
     datasets.Dataset.from_dict({"text": texts}).to_parquet(parquet)
     assert scan(recipe(parquet), "t4").longest[0]["place"] == "row 3"
-    written(parquet.with_name("a.jsonl"), ["x", "y"])
-    assert scan(recipe(parquet.parent), "t4").longest[0]["place"] == "b.parquet, row 3"
+    datasets.Dataset.from_dict({"text": ["x", "y"]}).to_parquet(parquet.with_name("part-1.parquet"))
+    assert scan(recipe(parquet.parent), "t4").longest[0]["place"] == "part-2.parquet, row 3"
 
 
 def test_texts_are_not_held(tmp_path):
@@ -310,7 +310,8 @@ def test_a_file_that_cannot_be_read_is_refused_with_its_line(tmp_path, asked):
     path.write_text('{"text": "a"}\n{"text": "\\ud800"}\n', encoding="utf-8")
     assert "line 2: character 1 is half of a surrogate pair" in refused(path)
     path.write_text('{"body": "a"}\n', encoding="utf-8")
-    assert "has no column 'text'" in refused(path)
+    assert "rows.jsonl:text=COLUMN if one column holds the whole text" in refused(path)
+    assert "rows.jsonl:text=text has no column 'text'" in refused(f"{path}:text=text")
     plain = tmp_path / "novel.txt"
     plain.write_text("a novel", encoding="utf-8")
     assert "plain text, which has no rows" in refused(plain)
@@ -318,14 +319,14 @@ def test_a_file_that_cannot_be_read_is_refused_with_its_line(tmp_path, asked):
 
 def conversation(kind, size):
     """A row of that kind, in which the user says so many words."""
-    if kind == "prompt":
-        return {"prompt": words(size), "completion": " So be it."}
+    if kind in ("prompt", "instruction"):
+        return {kind: words(size), "completion" if kind == "prompt" else "output": " So be it."}
     speaker, said = ("from", "value") if kind == "conversations" else ("role", "content")
     return {kind: [{speaker: "user", said: words(size)}, {speaker: "assistant", said: "So be it."}]}
 
 
 def test_of_conversations_the_rows_are_as_long_as_in_training(tmp_path, asked, subtests):
-    for kind in ("messages", "conversations", "prompt"):
+    for kind in ("messages", "conversations", "prompt", "instruction"):
         with subtests.test(kind=kind):
             path = tmp_path / f"{kind}.jsonl"
             rows = [conversation(kind, size) for size in [5] * 20 + [90, 400] + [7] * 26]

@@ -1,20 +1,20 @@
-"""The script of conversations, and of a data set of the hub: the losses of a run, to the last bit."""
+"""The script reads what a run reads, in every format and kind of file, and has its losses to the last bit."""
 
 import csv
 import gzip
+import io
 import json
 import re
 import runpy
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from textwrap import dedent
 
 import datasets
-import pyarrow as pa
 import pytest
 from datasets import Dataset
-from pyarrow import feather
 
 from workbench.export.script import script
 from workbench.techniques import Lora, Padding, SequenceLength, Streaming
@@ -38,24 +38,81 @@ SHARED = [
     {"conversations": [{"from": "human", "value": asked}, {"from": "gpt", "value": told}]} for asked, told in QUESTIONS
 ]
 PAIRS = [{"prompt": asked, "completion": told} for asked, told in QUESTIONS]
+TEXTS = [{"n": 1, "text": f"{asked}\r\n{told}"} for asked, told in QUESTIONS]
+TEXTS[3]["text"], TEXTS[4]["text"] = None, " "
+ALPACA = [{"instruction": asked, "input": told[:-9], "output": told} for asked, told in QUESTIONS]
+
+
+def named(rows, **names):
+    """The rows with other names of columns, and the address that gives each by what it holds."""
+    address = ",".join(f"{name}={other}" for name, other in names.items())
+    return [{names.get(name, name): value for name, value in row.items()} for row in rows], f":{address}"
+
+
+CALLED = [
+    {"from": "function_call", "value": '{"name": "f", "arguments": {"n": 1}}'},
+    {"from": "observation", "value": "2"},
+]
+FORMATS = {
+    "texts": (TEXTS, ""),
+    "named texts": named(TEXTS, text="body"),
+    "messages": (CHATS, ""),
+    "named messages": named(CHATS, messages="dialog"),
+    "parts": ([{"messages": [{**one, "content": [{"text": one["content"]}]} for one in said]} for said in SAID], ""),
+    "what is around": ([{"messages": said, "system": "Be.", "tools": [{"name": "f"}], "id": 1} for said in SAID], ""),
+    "some with a system": ([{"messages": said, "system": "Be." if n % 2 else None} for n, said in enumerate(SAID)], ""),
+    "ShareGPT": (SHARED, ""),
+    "ShareGPT with calls": ([{"conversations": row["conversations"] + CALLED} for row in SHARED], ":loss=all"),
+    "pairs": (PAIRS, ""),
+    "named pairs": named(PAIRS, prompt="question", completion="answer"),
+    "exchanges": (EXCHANGES, ""),
+    "exchanges with a text": ([{**row, "completion": row["completion"][0]["content"]} for row in EXCHANGES], ""),
+    "alpaca": (ALPACA, ""),
+    "named alpaca": named(ALPACA, instruction="question", output="answer", input="context"),
+}
+KINDS = (".json", ".csv", ".tsv", ".parquet", ".jsonl.gz", ".json.gz", ".csv.gz", ".tsv.gz", "")
+MORE = [
+    ("named alpaca", ".csv"), ("exchanges", ".csv"), ("what is around", ".tsv"), ("what is around", ".parquet"),
+    ("named pairs", ""),
+]  # fmt: skip
+
+
+def content(rows, kind):
+    if kind.startswith(".json"):
+        return json.dumps(rows) if kind == ".json" else "".join(json.dumps(row) + "\n" for row in rows)
+    file = io.StringIO()
+    table = csv.DictWriter(file, [*rows[0]], delimiter="\t" if kind == ".tsv" else ",")
+    table.writeheader()
+    for row in rows:
+        table.writerow({name: json.dumps(value) if isinstance(value, list) else value for name, value in row.items()})
+    return file.getvalue()
 
 
 def written(rows, path):
-    if path.suffix in (".jsonl", ".gz"):
-        with (gzip.open if path.suffix == ".gz" else open)(path, "wt") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-    elif not path.suffix:
-        Dataset.from_list(rows).save_to_disk(path)
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(rows))
-    elif path.suffix == ".parquet":
-        Dataset.from_list(rows).to_parquet(path)
+    """Writes them in the kind that the path has; without an ending as `datasets` saves them."""
+    if path.suffix in ("", ".parquet"):
+        dataset = Dataset.from_list(rows)
+        (dataset.to_parquet if path.suffix else dataset.save_to_disk)(path)
     else:
-        with path.open("w", newline="") as file:
-            table = csv.DictWriter(file, [*rows[0]], delimiter="\t" if path.suffix == ".tsv" else ",")
-            table.writeheader()
-            table.writerows(rows)
+        data = content(rows, Path(path.name.removesuffix(".gz")).suffix).encode()
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path.name
+
+
+def parts_read_by(source):
+    """What the script trains on and what it holds out: `main` as far as the tokenizer."""
+    head, main = source[: source.index("\n    tokenizer = ")].split("def main():\n")
+    scope = {}
+    exec(compile(head + dedent(main), "script", "exec"), scope)
+    whole, cut = scope["text" if "text" in scope else "rows"], scope["cut"]
+    return whole[:cut], whole[cut:]
+
+
+def parts_of_run(name):
+    text = load_corpus(name)
+    if not text.loss:
+        return text.train, text.held_out
+    return [*map(json.loads, text.train)], [*map(json.loads, text.held_out.split("\n"))]
 
 
 def executed(source):
@@ -78,84 +135,48 @@ def short(recipe, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("form", "kind"), [*product(FORMATS, [".jsonl"]), *product(["named texts", "messages"], KINDS), *MORE]
+)
+def test_a_script_reads_what_a_run_reads(short, tmp_path, form, kind):
+    rows, options = FORMATS[form]
+    name = written(rows, tmp_path / f"rows{kind}") + options
+    assert parts_read_by(script(replace(short, corpus=name))) == parts_of_run(name)
+
+
+PLAIN = "".join(f"{asked}\r\n{told} \u00e9\n" for asked, told in QUESTIONS)
+OTHER_FORMS = {
+    "list.jsonl": content(TEXTS, ".json").encode(),
+    "lines.json": b"\n" + content(CHATS, ".jsonl").encode(),
+    "below.csv": b"\n\n" + content(TEXTS, ".csv").encode(),
+    "below.tsv.gz": gzip.compress(b"\r\n" + content(TEXTS, ".tsv").encode()),
+    "mark.csv": content(PAIRS, ".csv").encode("utf-8-sig"),
+    "mark.jsonl": content(CHATS, ".jsonl").encode("utf-16"),
+    "mark.md": PLAIN.encode("utf-16"),
+    "plain.txt.gz": gzip.compress(PLAIN.encode()),
+    "plain": PLAIN.encode(),
+    "old.txt:encoding=latin-1": PLAIN.encode("latin-1"),
+    "old.csv:text=body,encoding=cp1252": content([{"body": f"{told} \u00e9"} for _, told in QUESTIONS], ".csv").encode(
+        "cp1252"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FORMS)
+def test_a_script_reads_other_forms_of_files(short, tmp_path, name):
+    (tmp_path / name.partition(":")[0]).write_bytes(OTHER_FORMS[name])
+    assert parts_read_by(script(replace(short, corpus=name))) == parts_of_run(name)
+
+
+@pytest.mark.parametrize(
     ("rows", "name", "options"),
     [
         (CHATS, "chats.jsonl", ""), (CHATS, "chats.parquet", ":loss=all"), (EXCHANGES, "exchanges.json", ""),
-        (SHARED, "saved", ""),
+        (SHARED, "saved", ""), (ALPACA, "alpaca.csv", ":instruction=instruction,output=output"),
     ],
 )  # fmt: skip
 def test_conversations_are_labelled_as_in_a_run(short, tmp_path, rows, name, options):
     asked = replace(short, corpus=written(rows, tmp_path / name) + options)
     assert executed(script(asked)) == expected(asked)
-
-
-@pytest.mark.dear
-def test_so_they_are_in_other_files(short, tmp_path, subtests):
-    for rows, name in ((PAIRS, "pairs.csv"), (SHARED, "shared.json"), (CHATS, "chats.jsonl.gz"), (PAIRS, "pairs.tsv")):
-        with subtests.test(name):
-            asked = replace(short, corpus=written(rows, tmp_path / name))
-            assert executed(script(asked)) == expected(asked)
-
-
-def test_texts_are_read_from_other_files_as_in_a_run(short, tmp_path, subtests):
-    """What `main` has read before it makes a tokenizer."""
-    documents = [{"text": f"{asked}\r\n{told}"} for asked, told in QUESTIONS * 4] + [{"text": None}, {"text": " "}]
-    names = [written(documents, tmp_path / name) for name in ("all.json", "all.jsonl.gz", "saved")]
-    (tmp_path / "data.json").write_text(json.dumps({"data": documents}))
-    (arrow,) = (tmp_path / "saved").glob("*.arrow")
-    (tmp_path / "all.arrow").write_bytes(arrow.read_bytes())
-    with gzip.open(tmp_path / "plain.txt.gz", "wt", newline="") as file:
-        file.write("".join(row["text"] for row in documents if row["text"]))
-    (tmp_path / "lines.json").write_text("".join(json.dumps(row) + "\n" for row in documents))
-    feather.write_feather(pa.Table.from_pylist(documents), tmp_path / "other.arrow")
-    with (tmp_path / "semicolons.csv").open("w", newline="") as file:
-        csv.writer(file, delimiter=";").writerows([["text", "n"], *([row["text"], 1] for row in documents)])
-    with (tmp_path / "below.csv").open("w", newline="") as file:
-        file.write("\n\n")
-        csv.writer(file).writerows([["text", "n"], *([row["text"], 1] for row in documents)])
-    names += ["data.json", "all.arrow", "plain.txt.gz", "lines.json", "other.arrow", "semicolons.csv", "below.csv"]
-    for name in names:
-        with subtests.test(name):
-            source = script(replace(short, corpus=name))
-            head, main = source[: source.index("\n    tokenizer = ")].split("def main():\n")
-            scope = {}
-            exec(compile(head + dedent(main), "script", "exec"), scope)
-            text = load_corpus(name)
-            parts = scope["text"][: scope["cut"]], scope["text"][scope["cut"] :]
-            assert parts == (str(text.train), str(text.held_out))
-
-
-OTHER_KINDS = {
-    "alpaca.json": [{"instruction": asked, "input": "", "output": told} for asked, told in QUESTIONS],
-    "liked.jsonl": [{"prompt": asked, "completion": told, "label": told[-2] != "1"} for asked, told in QUESTIONS],
-    "chosen.parquet": [{"prompt": said[:1], "chosen": said[1:], "rejected": said[:1]} for said in SAID],
-    "printed.csv": [{"messages": str(said)} for said in SAID],
-    "turns.json": [{"conversation": [{"human": asked, "assistant": told}] * 2} for asked, told in QUESTIONS],
-    "parts.jsonl": [
-        {"messages": [{**part, "content": [{"type": "text", "value": part["content"]}]} for part in said]}
-        for said in SAID
-    ],
-    "roles.tsv": [{"messages": str([{**said[0], "role": "human"}, {**said[1], "weight": 1}])} for said in SAID],
-}
-
-
-@pytest.mark.parametrize("name", OTHER_KINDS)
-def test_rows_of_other_kinds_become_the_conversations_of_a_run(short, tmp_path, name):
-    asked = replace(short, corpus=written(OTHER_KINDS[name], tmp_path / name))
-    source = script(asked)
-    head, main = source[: source.index("\n    tokenizer = ")].split("def main():\n")
-    scope = {}
-    exec(compile(head + dedent(main), "script", "exec"), scope)
-    text = load_corpus(name)
-    assert scope["rows"][: scope["cut"]] == [json.loads(line) for line in text.train]
-
-
-def test_the_rows_of_a_json_file_may_stand_under_data(short, tmp_path):
-    (tmp_path / "shared.json").write_text(json.dumps({"data": SHARED}))
-    asked = replace(short, corpus="shared.json")
-    source = script(asked)
-    assert 'rows = json.load(file)["data"]' in source
-    assert executed(source) == expected(asked)
 
 
 DEAR = pytest.mark.dear  # the same is shown of plain texts in test_export.py

@@ -43,7 +43,7 @@ def faults(tmp_path) -> dict[str, Fault]:
     run = "run({}, device='cpu')".format
     rows = {}
     for kind, table in TEXTS.items():
-        for number, (name, (make, reasons)) in enumerate(some(table)):
+        for number, (name, (make, *reasons)) in enumerate(some(table)):
             cell = run(f"replace(recipe, corpus={own(make, f'{kind} {number}')})")
             rows[f"corpus {name}"] = Fault(cell, ("corpus: ", *reasons))
     for number, (name, (make, reasons)) in enumerate(MODELS.items()):

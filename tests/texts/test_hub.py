@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-import time
+import threading
 from unittest.mock import Mock
 
 import pytest
@@ -25,11 +25,11 @@ CONFIGS = (
 )
 NAMES = [
     "user/texts", "old-name", "user/chats", "user/chats:test", "user/chats:split=test,loss=all",
-    "user/several:config=one", "user/several:config=two,column=body",
+    "user/several:config=one", "user/several:config=two,text=body",
     "gated/texts", "private/texts", "user/nothing", "user/several", "json",
-    "user/several:config=three", "user/texts:column=body", "user/chats:dev", "user/texts:train[:10%",
-    "user/texts:train[:0%]", "user/texts:train[:50%]", "user/chats:split=train[10:20]+test[:25%],loss=all",
-    "user/several:config=two",
+    "user/several:config=three", "user/texts:column=body", "user/texts:text=body", "user/chats:dev",
+    "user/texts:train[:10%", "user/texts:train[:0%]", "user/texts:train[:50%]",
+    "user/chats:split=train[10:20]+test[:25%],loss=all", "user/several:config=two",
 ]  # fmt: skip
 
 
@@ -50,16 +50,13 @@ def folder(tmp_path_factory):
 
 def read(names):
     """What becomes of each name."""
-    answers = {}
+    answers, fields = {}, ("name", "sha256", "documents", "loss", "remarks")
     for name in names:
-        start = time.monotonic()
         try:
             text = corpus.load_corpus(name)
-            names = ("name", "sha256", "documents", "loss", "remarks")
-            answer = {name: getattr(text, name) for name in names}
+            answers[name] = {field: getattr(text, field) for field in fields}
         except Exception as error:
-            answer = {"error": type(error).__name__, "message": str(error)}
-        answers[name] = {**answer, "seconds": time.monotonic() - start}
+            answers[name] = {"error": type(error).__name__, "message": str(error)}
     return answers
 
 
@@ -140,7 +137,7 @@ def test_splits_configs_columns_and_what_counts_are_options(answers, tmp_path):
     online, test = answers["online"], written(tmp_path / "test.jsonl", CHATS[:20])
     assert online["user/chats:test"]["sha256"] == online["user/chats:split=test,loss=all"]["sha256"] == test
     assert online["user/chats:split=test,loss=all"]["loss"] == "all"
-    one, two = online["user/several:config=one"], online["user/several:config=two,column=body"]
+    one, two = online["user/several:config=one"], online["user/several:config=two,text=body"]
     assert one["sha256"] == two["sha256"] == written(tmp_path / "one.jsonl", TEXTS[:20])
 
 
@@ -170,8 +167,12 @@ REFUSED = (
     ("user/several", "Please pick one among the available configs: ['one', 'two']"),
     ("user/several:config=three", "'three' not found. Available: ['one', 'two']"),
     ("user/chats:dev", "Unknown split \"dev\". Should be one of ['train', 'test']"),
-    ("user/texts:column=body", "has no column 'body'; it has text. Name one of these."),
-    ("user/several:config=two", "has no column 'text'; it has body. Name one: user/several:config=two,column=body"),
+    ("user/texts:column=body", "name a column by what it holds, such as text=body"),
+    ("user/texts:text=body", "has no column 'body'. It has: 'text' ('some words, number 0')"),
+    (
+        "user/several:config=two",
+        "It has: 'body' ('some words, number 0'). Say what to read: user/several:config=two,te",
+    ),
     ("user/texts:train[:10%", "Unrecognized instruction format: train[:10%"),
     ("user/texts:train[:0%]", "corresponds to no data"),
 )
@@ -190,14 +191,13 @@ def test_the_users_token_opens_what_is_gated_or_private(answers):
     assert {token for _, token in answers["asked"]} == {None}
 
 
-def test_what_is_cached_is_read_without_a_hub_and_the_rest_is_refused_in_time(answers):
+def test_what_is_cached_is_read_without_a_hub_and_the_rest_is_refused(answers):
     for state in ("gone", "offline"):
         for name in ("user/texts", "user/chats:test"):
             assert answers[state][name]["sha256"] == answers["online"][name]["sha256"]
         nothing = answers[state]["user/nothing"]
         assert nothing["error"] == "UnavailableError"
         assert "is not in the local cache, and the Hugging Face hub cannot be reached" in nothing["message"]
-        assert nothing["seconds"] < 2.5
     assert answers["gone"]["texts"]["sha256"] == answers["online"]["user/texts"]["sha256"]
     assert "(HF_HUB_OFFLINE is set)" in answers["offline"]["user/nothing"]["message"]
 
@@ -232,8 +232,8 @@ def no_hub(monkeypatch):
 
 
 FILES = (
-    "novel.txt", "rows.jsonl:body", "a.json", "a.csv.gz", "a.gz", "./user/set", "~/set", "/user/set", "a/b/c", "a b",
-    "é", "user/rows.parquet", "x" * 97, "-set", "user\\set", "user/", "",
+    "novel.txt", "rows.jsonl:text=body", "a.json", "a.csv.gz", "a.gz", "./user/set", "~/set", "/user/set", "a/b/c",
+    "a b", "é", "user/rows.parquet", "x" * 97, "-set", "user\\set", "user/", "",
 )  # fmt: skip
 
 
@@ -256,13 +256,11 @@ def test_what_is_there_comes_before_the_hub(tmp_path, monkeypatch, no_hub):
 
 def test_options_are_checked_first(no_hub, subtests):
     for name, message in (
-        (
-            "imdb:encoding=latin-1",
-            "hub has no encoding, only column=…, loss=…, prompt=…, completion=…, split=…, config=…",
-        ),
+        ("imdb:encoding=latin-1", "hub has no encoding, only text=…, .*, input=…, loss=…, split=…, config=…"),
         ("imdb:test,train", "split is given twice"),
-        ("imdb:", "split is empty"),
-        ("imdb:rows=3", "hub has no rows, only column=…"),
+        ("imdb:", "there is an empty option"),
+        ("imdb:rows=3", "hub has no rows, only text=…, messages=…"),
+        ("imdb:column=body", "name a column by what it holds, such as text=body"),
     ):
         with subtests.test(name), pytest.raises(ConfigurationError, match=message):
             corpus.load_corpus(name)
@@ -275,8 +273,10 @@ def nowhere(monkeypatch, tmp_path, request):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "data"))
     monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    given_up = threading.Event()
     if request.param == "silent name":
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_: time.sleep(5) or [])
+        # a command that waits for the answer fails after it
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [] if given_up.wait(60) else pytest.fail("waited"))
     if request.param == "black hole":
         with socket.socket() as full:  # where two wait already, a third one gets no answer at all
             full.bind(("127.0.0.1", 0))
@@ -291,13 +291,14 @@ def nowhere(monkeypatch, tmp_path, request):
                 one.close()
         return
     yield
+    given_up.set()
 
 
 COMMANDS = (["run"], ["predict", "--gpu", "t4"], ["plan", "--gpu", "t4"], ["script"])
 
 
 @pytest.mark.parametrize("nowhere", ["unknown name", "silent name", "black hole", "offline"], indirect=True)
-def test_every_command_says_within_two_seconds_that_there_is_no_hub(nowhere, request, capsys, subtests):
+def test_every_command_says_that_there_is_no_hub_and_waits_for_no_answer(nowhere, request, capsys, subtests):
     """Where a name is never answered, or an address, each takes a second: a text and a model are enough there."""
     commands = [[name, "gpt2-tiny", "--corpus", "user/nothing", *more] for name, *more in COMMANDS]
     commands += [[name, "user/nothing", *more] for name, *more in COMMANDS]
@@ -305,9 +306,7 @@ def test_every_command_says_within_two_seconds_that_there_is_no_hub(nowhere, req
     slow = request.node.callspec.params["nowhere"] in ("silent name", "black hole")
     for command in commands[:: len(COMMANDS)][:2] if slow else commands:
         with subtests.test(command=command):
-            start = time.monotonic()
             assert main(command) == 3
-            assert time.monotonic() - start < 2
             message = capsys.readouterr().err
             assert "'user/nothing' is not in the local cache, and the Hugging Face hub cannot be reached" in message
 

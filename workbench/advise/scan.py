@@ -301,7 +301,7 @@ def _count_tokens(source: readers.TextSource, tokenizer: Any) -> tuple[Any, int]
             is_empty = isinstance(text, readers.LeftOut) or not text.strip()
             texts.append((place, "" if is_empty else text))
             empty += is_empty
-        counts.extend(_lengths(texts, tokenizer, bool(source.form)))
+        counts.extend(_lengths(texts, tokenizer, bool(source.loss)))
     return np.array(counts), empty
 
 

@@ -101,7 +101,8 @@ def split_off_program(arguments: list[str]) -> tuple[list[str], list[str]]:
 def _add_recipe(parser: argparse.ArgumentParser, recipe_options: Mapping[str, tuple[str, str]]) -> None:
     for name, (option, help_text) in recipe_options.items():
         if name == "model":
-            parser.add_argument("model", nargs="?", default="auto", help=f"{help_text}; or a recipe file, RECIPE.toml")
+            help_text += "; or a file of settings: RECIPE.toml, sft.yaml"
+            parser.add_argument("model", nargs="?", default="auto", help=help_text)
         else:
             # The field's own name is an option as well: --micro-batch-size beside --batch-size.
             both = dict.fromkeys((option, f"--{name.replace('_', '-')}"))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from workbench.base.errors import ConfigurationError
 from workbench.base.tokens import END_OF_TEXT
 from workbench.export.lines import Lines, literal, relative_path, wrap_call
-from workbench.texts import chat, corpus, files, formats, readers
+from workbench.texts import chat, corpus, files, readers
 from workbench.training.job import Job
 
 ROWS_OF_TEXT = '''
@@ -65,7 +65,7 @@ def read_text(lines: Lines, job: Job) -> Reading:
         add_rows(lines, source)
         between = literal(job.material.tokenizer.eos_token or END_OF_TEXT)
         lines.add(
-            f"documents = [row[{literal(source.column)}] for row in rows]",
+            f"documents = [row[{literal(*source.arguments)}] for row in rows]",
             'documents = [text.replace("\\r\\n", "\\n") for text in documents if text and text.strip()]',
             f"text = {between}.join(documents)",
         )
@@ -77,16 +77,15 @@ def read_conversations(lines: Lines, job: Job, source: readers.TextSource) -> Re
     """Add the lines that read conversations. As in a run, names without a value are left out, and so are conversations
     that lack something."""
     add_rows(lines, source)
-    lines.sources.add(without_nulls)
-    lines.add("rows = [json.loads(json.dumps(row), object_hook=without_nulls) for row in rows]")
-    form = source.form or formats.TEXT
-    if is_plain(source, form):
-        present = [f"{literal(name)} in row" for name in form.required]
+    if is_plain(source):
+        lines.sources.add(without_nulls)
+        lines.add("rows = [json.loads(json.dumps(row), object_hook=without_nulls) for row in rows]")
+        present = [f"{literal(name)} in row" for name in source.required]
         lines.add(f"rows = [row for row in rows if {' and '.join(present)}]")
     else:
-        arguments = ", ".join(["row", *map(literal, form.arguments)])
+        arguments = ", ".join(["row", *map(literal, source.arguments)])
         lines.add(
-            f"rows = [{lines.sources.add(form.read)}({arguments}) for row in rows]",
+            f"rows = [{lines.sources.add(source.form.read)}({arguments}) for row in rows]",
             "rows = [row for row in rows if isinstance(row, dict)]  # else it says why it is left out",
         )
     lines.add(CUT.format("rows"))
@@ -107,15 +106,16 @@ def read_whole(path: Path) -> str:
     return f'Path({literal(relative_path(str(path)))}).read_text("utf-8")'
 
 
-def is_plain(source: readers.TextSource, form: formats.Format) -> bool:
+def is_plain(source: readers.TextSource) -> bool:
     """Whether all rows are conversations as they stand, apart from names without a value."""
-    if set(form.required) - {"messages", "prompt", "completion"}:
+    read = source.form.read
+    if read is None or set(source.required) - {"messages", "prompt", "completion"}:
         return False
     for path in source.files():
-        for _, row in files.rows_of_file(path, source.encoding, source.columns):
-            present = {name: row[name] for name in form.present(row)}
+        for _, row in files.rows_of_file(path, source.encoding_of(path), source.columns):
+            present = {name: row[name] for name in source.columns if name in row}
             plain = json.loads(json.dumps(present, default=str), object_hook=without_nulls)
-            if plain.keys() >= set(form.required) and plain != form.read(row, *form.arguments):
+            if plain.keys() >= set(source.required) and plain != read(row, *source.arguments):
                 return False
     return True
 
@@ -129,23 +129,21 @@ def add_rows(lines: Lines, source: readers.TextSource) -> None:
     """Add the lines that read `rows` from a file, or from a data set of the hub."""
     path = [literal(relative_path(str(source.path)))]
     ending = "hub" if source.downloaded else readers.kind_of(source.path)
-    columns = literal(source.present_columns())
+    encoding = literal(source.encoding_of(source.path)) if ending != "hub" else ""
+    columns = literal([name for name in source.columns if name in source.first_values()])
     if ending == "hub":
         arguments = [f"{name}={literal(value)}" for name, value in source.load_arguments if value]
         lines.add(wrap_call("rows = load_dataset(", arguments, f").select_columns({columns})"))
     elif ending == "saved":
         lines.add(wrap_call("rows = load_from_disk(", path, f").select_columns({columns})"))
-    elif ending in (".arrow", ".feather"):
-        lines.add(f"rows = {lines.sources.add(files.read_saved)}(Path({path[0]})).select_columns({columns})")
     elif ending == ".parquet":
         lines.add(wrap_call("rows = ParquetFile(", path, f").read({columns}).to_pylist()"))
-    elif ending in (*readers.OBJECTS, *files.SEPARATORS) and files.notes_on_form(source.path, source.encoding):
-        function = lines.sources.add(files.json_rows if ending in readers.OBJECTS else files.csv_rows)
-        lines.add(f"rows = [row for _, row in {function}(Path({path[0]}), {literal(source.encoding)})]")
-    elif ending == ".jsonl":
+    elif ending in readers.OBJECTS and files.is_of_lines(source.path, source.encoding_of(source.path)):
         lines.add(opening_line(source), "    rows = [json.loads(line) for line in file if line.strip()]")
-    elif ending == ".json":
-        lines.add(opening_line(source), f"    rows = json.load(file){under_data(source)}")
+    elif ending in readers.OBJECTS:
+        lines.add(opening_line(source), "    rows = json.load(file)")
+    elif begins_blank(source):
+        lines.add(f"rows = [row for _, row in {lines.sources.add(files.csv_rows)}(Path({path[0]}), {encoding})]")
     else:
         delimiter = files.SEPARATORS[ending]
         separator = "" if delimiter == "," else f", delimiter={literal(delimiter)}"
@@ -156,6 +154,12 @@ def add_rows(lines: Lines, source: readers.TextSource) -> None:
         )
 
 
+def begins_blank(source: readers.TextSource) -> bool:
+    """Whether a file has blank lines above its header, which `csv.DictReader` takes for the header."""
+    with readers.open_file(source.path, source.encoding_of(source.path)) as file:
+        return not file.readline().strip()
+
+
 def opening_line(source: readers.TextSource, newline: str = "\n") -> str:
     """Return the line that opens a file, and that leaves line ends as they are."""
     arguments = [literal(relative_path(str(source.path)))]
@@ -163,11 +167,5 @@ def opening_line(source: readers.TextSource, newline: str = "\n") -> str:
     if source.path.suffix.lower() == ".gz":
         function = "gzip.open"
         arguments.append('"rt"')
-    arguments += [f"encoding={literal(source.encoding)}", f"newline={literal(newline)}"]
+    arguments += [f"encoding={literal(source.encoding_of(source.path))}", f"newline={literal(newline)}"]
     return wrap_call(f"with {function}(", arguments, ") as file:")
-
-
-def under_data(source: readers.TextSource) -> str:
-    """Return the subscript that finds the rows in a file of JSON: "" if it is a list of them, or `["data"]`."""
-    with readers.open_file(source.path, source.encoding) as file:
-        return "" if file.read(2**16).lstrip().startswith("[") else '["data"]'

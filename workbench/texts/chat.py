@@ -50,7 +50,7 @@ def label_tokens(line: str, tokenizer: "PreTrainedTokenizerBase", loss: str) -> 
     return labels_of(json.loads(line), tokenizer, template_of(tokenizer), loss == ANSWERS)
 
 
-def labels_of(row: Any, tokenizer: Any, template: str, answers: bool = True) -> list[tuple[int, int]]:
+def labels_of(row: dict[str, Any], tokenizer: Any, template: str, answers: bool = True) -> list[tuple[int, int]]:
     """Return the tokens of a conversation, each with its label: the token itself if it counts, or -100.
 
     With `answers`, only tokens of answers count: those that the template marks, or else those of the text that the
@@ -90,14 +90,14 @@ def labels_of(row: Any, tokenizer: Any, template: str, answers: bool = True) -> 
     return pairs
 
 
-def turns_of(row: Any, parts: Any) -> list[tuple[int, int]]:
+def turns_of(row: dict[str, Any], parts: Any) -> list[tuple[int, int]]:
     """Return the first index and the end of each answer among the parts of a conversation."""
     if "messages" not in row:
         return [(len(row["prompt"]), len(parts))]
     return [(i, i + 1) for i, part in enumerate(parts) if part["role"] == "assistant" and is_counted(part)]
 
 
-def parts_of(row: Any, tokenizer: Any, template: str) -> tuple[Any, Any]:
+def parts_of(row: dict[str, Any], tokenizer: Any, template: str) -> tuple[Any, Any]:
     """Return a conversation's messages, or its one text with its end, and the function that writes it as a text.
 
     The function takes the parts, or the first of them.
@@ -109,7 +109,7 @@ def parts_of(row: Any, tokenizer: Any, template: str) -> tuple[Any, Any]:
     return parts, partial(tokenizer.apply_chat_template, tools=row.get("tools"), chat_template=template, tokenize=False)
 
 
-def count_rewritten(row: Any, tokenizer: Any) -> int:
+def count_rewritten(row: dict[str, Any], tokenizer: Any) -> int:
     """Count the messages whose text the template changes, apart from the space around it."""
     parts, write = parts_of(row, tokenizer, template_of(tokenizer))
     if isinstance(parts, str):

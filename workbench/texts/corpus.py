@@ -26,7 +26,7 @@ from workbench.base.tokens import END_OF_TEXT, cut_into_blocks, encode_text, pac
 from workbench.texts.chat import label_tokens, template_of
 from workbench.texts.faults import refusal
 from workbench.texts.folders import Signature, signature_of
-from workbench.texts.formats import preference, tally_remarks
+from workbench.texts.formats import tally_remarks
 from workbench.texts.readers import find_text
 from workbench.texts.source import LeftOut, TextSource
 
@@ -196,8 +196,6 @@ def _survey(source: TextSource, signature: Signature) -> Corpus:
             pieces.append(piece)
     documents = tally.pop("documents", 0)
     tally["files of other kinds or splits left out"] = len(source.others())
-    if source.form and source.form.read is preference:
-        tally["rejected answers left out"] = documents
     remarks = [f"{count} {what}" for what, count in sorted((+tally).items())]  # `+` drops zeros
     if not documents:
         reason = "; ".join(remarks) or "there is no document in it"

@@ -23,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from workbench.texts.formats import is_chat, recognise
+from workbench.texts.formats import parse_json
 
 HELD_WHOLE = 1 << 28  # 268 million characters: the longest line of JSON, or file that is one piece of JSON
 UNPACKED_TIMES = 100  # the most bytes of a packed file, for each of its own
@@ -31,10 +31,8 @@ UNPACKED_AT_LEAST = 1 << 24  # the most bytes of a small packed file
 PLAIN = (".txt", ".md", "")
 OBJECTS = (".jsonl", ".json")
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
-OTHER_SEPARATORS = ",;\t|"
-TABLES = (".parquet", "saved", ".arrow", ".feather")
-FILES = (*PLAIN, *OBJECTS, *SEPARATORS, *TABLES)
-BY_COLUMNS = "read by columns"  # a remark
+FILES = (*PLAIN, *OBJECTS, *SEPARATORS, ".parquet", "saved")
+TABLES = (".parquet", "saved", ".arrow")  # the last is in the cache of `datasets`
 SHAPE = 'Each must be one whole object: {"text": "…"}'
 
 
@@ -94,14 +92,14 @@ class TooMuchPackedError(ValueError):
         )
 
 
-def pieces_of(path: Path, encoding: str, size: int) -> "Iterator[str]":
+def pieces_of(path: Path, encoding: str, size: int) -> Iterator[str]:
     """Yield a plain text in pieces of whole lines, each of about `size` characters. Line ends stay as they are."""
     with open_file(path, encoding) as file:
         while piece := "".join(file.readlines(size)):
             yield piece
 
 
-def rows_of_file(path: Path, encoding: str, names: "Collection[str]" = ()) -> "Iterator[tuple[int, Any]]":
+def rows_of_file(path: Path, encoding: str, names: Collection[str] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
     """Return the rows of a file that is no plain text, each with the number of the line or row where it ends.
 
     A null is None.
@@ -119,154 +117,102 @@ def rows_of_file(path: Path, encoding: str, names: "Collection[str]" = ()) -> "I
     return enumerate(table_rows(path, names), 1)
 
 
-def unit_of(path: Path) -> str:
+def unit_of(path: Path, encoding: str) -> str:
     """Name what messages count in a file: rows or lines."""
-    return "row" if kind_of(path) in (".json", *TABLES) else "line"
+    is_list = kind_of(path) in OBJECTS and not is_of_lines(path, encoding)
+    return "row" if is_list or kind_of(path) in TABLES else "line"
 
 
 # ---- JSON ----
 
 
-def json_rows(path: Path, encoding: str) -> "Iterator[tuple[int, Any]]":
-    """Yield the objects of a JSON file, each with the number of its line or row. A list of messages becomes a row."""
-    rows, _ = json_values(path, encoding)
-    for number, row in rows:
-        if is_chat(row):
-            row = {"messages": row}
+def json_rows(path: Path, encoding: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a JSON file, each with the number of its line or row.
+
+    The file is one list of objects, or has an object in every line; its ending does not tell, because JSON lines are
+    often named .json.
+
+    Raises ValueError: it is neither, a row is no object, or an object has a name twice.
+    """
+    values = json_lines(path, encoding) if is_of_lines(path, encoding) else enumerate(json_list(path, encoding), 1)
+    for number, row in values:
         if not isinstance(row, dict):
-            raise ValueError(f"{path}, {unit_of(path)} {number} is a {type(row).__name__}, not an object. {SHAPE}")
+            place = f"{path}, {unit_of(path, encoding)} {number}"
+            raise ValueError(f"{place} is a {type(row).__name__}, not an object. {SHAPE}")
         yield number, row
 
 
-def json_values(path: Path, encoding: str) -> "tuple[Iterator[tuple[int, Any]], list[str]]":
-    """Return the values of a JSON file, each with the number of its line or row, and remarks on an unusual form."""
-    if is_of_lines(path, encoding):
-        return json_lines(path, encoding), ["read as JSON lines"] if kind_of(path) == ".json" else []
-    with open_file(path, encoding) as file:
-        text = file.read(HELD_WHOLE + 1)
-    if len(text) > HELD_WHOLE:
-        raise ValueError(
-            f"{path} is one piece of JSON of more than {HELD_WHOLE:,} characters. Write it as "
-            ".jsonl, a row in each line."
-        )
-    try:
-        rows, notes = rows_in(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is not JSON of rows ({error}). It must be one list of objects: [{{...}}, …]; pandas writes it so "
-            'with orient="records".'
-        ) from None
-    if kind_of(path) == ".jsonl":
-        notes = ["read as one piece of JSON", *notes]
-    return enumerate(rows, 1), notes
-
-
-def lines_of(file: Any) -> "Iterator[str]":
-    """Return the lines of a file; a line of more than HELD_WHOLE characters comes in parts."""
-    return iter(partial(file.readline, HELD_WHOLE), "")
-
-
 def is_of_lines(path: Path, encoding: str) -> bool:
-    """Whether a JSON file has an object in every line. The name does not tell: JSON lines are often named .json."""
+    """Whether a JSON file has an object in every line: its first line is one, and in a .json another line follows."""
     with open_file(path, encoding) as file:
-        filled = list(islice(filter(str.strip, lines_of(file)), 2))
-    first = [*filled, ""][0]
+        lines = list(islice(filter(str.strip, lines_of(file)), 2))
+    first = lines[0] if lines else ""
     try:
         value = json.loads(first)
     except (ValueError, RecursionError):
         return kind_of(path) == ".jsonl" and not first.lstrip().startswith("[")
-    is_whole = isinstance(value, list) and not is_chat(value)
-    return len(filled) == 2 or (kind_of(path) == ".jsonl" and not is_whole)
+    return not isinstance(value, list) and (kind_of(path) == ".jsonl" or len(lines) == 2)
 
 
-def json_lines(path: Path, encoding: str) -> "Iterator[tuple[int, Any]]":
+def lines_of(file: Any) -> Iterator[str]:
+    """Return the lines of a file; a line of more than HELD_WHOLE characters comes in parts."""
+    return iter(partial(file.readline, HELD_WHOLE), "")
+
+
+def json_lines(path: Path, encoding: str) -> Iterator[tuple[int, Any]]:
     """Yield the values in the lines of a file that are not blank, each with the number of its line."""
     with open_file(path, encoding) as file:
         for number, line in enumerate(lines_of(file), 1):
             if line.strip():
                 try:
-                    value = json.loads(line)
+                    value = parse_json(line)
                 except (ValueError, RecursionError) as error:
                     reason = getattr(error, "msg", error)
                     raise ValueError(f"{path}, line {number} is not JSON ({reason}). {SHAPE}") from None
                 yield number, value
 
 
-def rows_in(data: Any) -> "tuple[list[Any], list[str]]":
-    """Return the rows in a value of JSON, and remarks on an unusual form.
-
-    The value is a list of rows, an object with one such list under a name such as `data`, a single row, or columns as
-    pandas writes them.
-
-    Raises:
-        ValueError: there are no rows, or several lists of them.
-    """
-    if isinstance(data, list):
-        return data, []
-    if not isinstance(data, dict):
-        twice = ": was it written as JSON twice?" if isinstance(data, str) else ""
-        raise ValueError(f"it is a {type(data).__name__}{twice}")
-    form = recognise(data)
-    if form and all(isinstance(data[name], str) or is_chat(data[name]) for name in form.required):
-        return [data], ["read as one row"]
-    lists = {name: rows for name, rows in data.items() if is_list_of_rows(rows)}
-    if len(lists) > 1:
-        raise ValueError(f"it has several lists of rows: {', '.join(lists)[:200]}; save the one to train on alone")
-    for name, rows in lists.items():
-        return rows, [] if name == "data" else [f"the rows under {name!r} are read"]
-    columns = list(data.values())
-    first = [*columns, None][0]
-    if isinstance(first, list) and all(isinstance(column, list) and len(column) == len(first) for column in columns):
-        return [dict(zip(data, row, strict=True)) for row in zip(*columns, strict=True)], [BY_COLUMNS]
-    if isinstance(first, dict) and all(number.isdecimal() for number in first) and is_grid(columns):
-        return [{name: column[number] for name, column in data.items()} for number in first], [BY_COLUMNS]
-    raise ValueError("it is a dict")
-
-
-def is_grid(columns: list[Any]) -> bool:
-    """Whether all columns have the same row numbers, as pandas writes them."""
-    return all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns)
-
-
-def is_list_of_rows(values: Any) -> bool:
-    is_list = isinstance(values, list) and bool(values)
-    return is_list and all(isinstance(value, dict) for value in values) and not is_chat(values)
-
-
-def notes_on_form(path: Path, encoding: str) -> list[str]:
-    """Return remarks on the form of a file of JSON or CSV: what is unusual, and what is left out."""
-    notes: list[str] = []
-    if kind_of(path) in OBJECTS:
-        rows, notes = json_values(path, encoding)
-        _, first = next(rows, (0, None))
-        if isinstance(first, list):
-            notes.append("each list is a conversation")
-    if kind_of(path) in SEPARATORS:
-        separator, is_spaced, blank = form_of_table(path, encoding)
-        if separator != SEPARATORS[kind_of(path)]:
-            notes.append(f"the fields are separated by {separator!r}")
-        if is_spaced:
-            notes.append("spaces after a separator are left out")
-        if blank:
-            notes.append(f"the header stands in line {blank + 1}")
-    return notes
+def json_list(path: Path, encoding: str) -> list[Any]:
+    """Return the values of a file that is one list of JSON. Raises ValueError: it is not, or it is too long."""
+    with open_file(path, encoding) as file:
+        text = file.read(HELD_WHOLE + 1)
+    if len(text) > HELD_WHOLE:
+        raise ValueError(
+            f"{path} is a list of more than {HELD_WHOLE:,} characters. Write it as .jsonl, a row per line."
+        )
+    try:
+        values = parse_json(text)
+        if not isinstance(values, list):
+            names = f" with {', '.join(values)}" if isinstance(values, dict) else ""
+            raise ValueError(f"it is a {type(values).__name__}{names:.80}")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path} cannot be read as a list of objects ({error}). It must be [{{…}}, …], or have an object per line; "
+            'pandas writes the list with orient="records".'
+        ) from None
+    return values
 
 
 # ---- CSV ----
 
 
-def csv_rows(path: Path, encoding: str) -> "Iterator[tuple[int, Any]]":
-    """Yield the fields of each row by the header's names, with the number of the line where the row ends."""
+def csv_rows(path: Path, encoding: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the fields of each row by the header's names, with the number of the line where the row ends.
+
+    Fields are separated by a comma in .csv and by a tab in .tsv. Blank lines are left out.
+
+    Raises ValueError: the header is no such one, a row has more or fewer fields, or a quote is not closed.
+    """
     # The longest field, in characters of four bytes. The default is 131,072.
     csv.field_size_limit(2**26)
     header: list[str] = []
-    separator, is_spaced, _ = form_of_table(path, encoding)
+    check_separator(path, encoding)
     with open_file(path, encoding) as file:
-        rows = csv.reader(file, strict=True, delimiter=separator, skipinitialspace=is_spaced)
+        rows = csv.reader(file, strict=True, delimiter=SEPARATORS[kind_of(path)])
         line = 1  # the line where a row begins; the reader counts lines that it has finished
         try:
             for fields in rows:
-                if not header:  # blank lines may come before the header
+                if not header:
                     header = fields
                     check_header(path, header)
                 elif len(fields) not in (0, len(header)):
@@ -284,6 +230,20 @@ def csv_rows(path: Path, encoding: str) -> "Iterator[tuple[int, Any]]":
             ) from None
 
 
+def check_separator(path: Path, encoding: str) -> None:
+    """Raise ValueError for a header whose fields are separated in another way than the file's ending says."""
+    separator = SEPARATORS[kind_of(path)]
+    with open_file(path, encoding) as file:
+        header = next(filter(str.strip, lines_of(file)), "").strip()
+    others = [other for other in (f'{separator} "', ",", ";", "\t", "|") if other in header]
+    if others and (separator not in header or others[0] == f'{separator} "'):
+        other = others[0].removesuffix('"')
+        raise ValueError(
+            f"{path} has the header {header!r:.80}, whose fields are not separated by {separator!r} alone. Write it "
+            f"so, for example with pandas: read_csv(…, sep={other!r}).to_csv(…)"
+        )
+
+
 def check_header(path: Path, header: list[str]) -> None:
     """Raise ValueError for two columns of one name: a row would keep only the last of them."""
     for name in header:
@@ -294,28 +254,12 @@ def check_header(path: Path, header: list[str]) -> None:
             )
 
 
-def form_of_table(path: Path, encoding: str) -> tuple[str, bool, int]:
-    """Look at the header of a table, and return three things about its form.
-
-    They are the separator, which is that of the file's ending if the header has it, or else the most frequent one;
-    whether a space and a quote follow it; and the number of blank lines before the header.
-    """
-    usual = SEPARATORS[kind_of(path)]
-    blank = 0
-    with open_file(path, encoding) as file:
-        header = file.readline(1 << 16)
-        while header and not header.strip():
-            blank += 1
-            header = file.readline(1 << 16)
-    separator = usual if usual in header else max(usual + OTHER_SEPARATORS, key=header.count)
-    return separator, f'{separator} "' in header, blank
-
-
 # ---- tables ----
 
 
-def table_rows(path: Path, names: "Collection[str]") -> "Iterator[Any]":
-    """Yield the rows of a Parquet file or of a data set, in the named columns that it has, or in all if it has none."""
+def table_rows(path: Path, names: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a Parquet file or of a saved dataset, in the named columns that it has, or in all if it has
+    none of these."""
     data: Any
     if kind_of(path) == ".parquet":
         from pyarrow.parquet import ParquetFile
@@ -338,18 +282,7 @@ def table_rows(path: Path, names: "Collection[str]") -> "Iterator[Any]":
 
 
 def read_saved(path: Path) -> Any:
-    """Open a data set: a folder that `datasets` wrote, or an Arrow file.
-
-    An Arrow file is a stream, as `datasets` writes it, or what pandas and Arrow call Feather.
-    """
+    """Open a dataset: a folder that `datasets` wrote, or an Arrow file in its cache."""
     from datasets import Dataset, load_from_disk
 
-    if path.is_dir():
-        return load_from_disk(str(path))
-    with path.open("rb") as file:
-        is_stream = file.read(6) != b"ARROW1"
-    if is_stream:
-        return Dataset.from_file(str(path))
-    from pyarrow.feather import read_table
-
-    return Dataset(read_table(str(path), memory_map=True))
+    return load_from_disk(str(path)) if path.is_dir() else Dataset.from_file(str(path))

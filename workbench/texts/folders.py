@@ -10,6 +10,7 @@ from typing import Any
 from workbench.base.errors import explain_errors
 from workbench.base.patches import replace_attribute
 from workbench.texts.faults import refusal, refuse_unreadable
+from workbench.texts.files import PLAIN, kind_of
 
 CARD = "README.md"
 # The beginning of a card that describes a data set: it names its kind, or its files.
@@ -19,9 +20,6 @@ OF_DATA_SET = re.compile(
 )
 # The beginning of the pointer that a clone without `git lfs` has in the place of a file.
 LFS = b"version https://git-lfs.github.com/spec/"
-# The words in a file's name by which it belongs to a split.
-TRAINING = {"train", "training"}
-OTHER_SPLITS = {"test", "testing", "validation", "valid", "val", "dev", "eval"}
 Signature = tuple[tuple[Any, ...], ...]
 # The Arrow files of a split, and the number of rows in each split.
 Loaded = tuple[tuple[Path, ...], dict[str, int]]
@@ -59,25 +57,57 @@ def signature_of(paths: list[Path]) -> Signature:
     return tuple(facts)
 
 
-def training_files(files: list[Path], folder: Path) -> list[Path]:
-    """Return the files without those of other splits, if some are of a training split.
+def training_files(folder: Path, kinds: tuple[str, ...]) -> list[Path]:
+    """Return the files in a folder that are read: those of these kinds in the training split that `datasets` finds.
 
-    Names decide, as in `datasets`.
+    Raises ConfigurationError: there are several kinds of files, or the names do not say which are for training.
     """
-    splits = [_split_of(path.relative_to(folder)) for path in files]
-    if "train" not in splits:
-        return files
-    return [path for path, split in zip(files, splits, strict=True) if split != "another"]
+    from datasets.data_files import FILES_TO_IGNORE
+
+    files = [path for path in visible_files(folder) if kind_of(path) in kinds and path.name not in FILES_TO_IGNORE]
+    names = [path.relative_to(folder).as_posix() for path in files]
+    training = _training_split(names, folder)
+    if training is not None:
+        files = [path for path, name in zip(files, names, strict=True) if name in training]
+    kinds_read = sorted({"text" if kind_of(path) in PLAIN else kind_of(path) for path in files})
+    if len(kinds_read) > 1:
+        raise refusal(
+            f"{folder} has files of several kinds ({', '.join(kinds_read)}), which may hold the same examples. Keep "
+            "one kind there, or name a file."
+        )
+    # Parts of one dataset differ by their numbers: part-1.jsonl, part-2.jsonl. Texts may have any names.
+    stems = {re.sub(r"[\W\d_]", "", path.name.partition(".")[0]) for path in files}
+    if training is None and kinds_read != ["text"] and len(stems) > 1:
+        shown = ", ".join(names[:5])
+        raise refusal(
+            f"the names of the files in {folder} do not say which are for training: {shown}. Name one of them, or "
+            "give them names that `datasets` knows, such as train-1.jsonl and test-1.jsonl."
+        )
+    return files
 
 
-def _split_of(path: Path) -> str:
-    """Return "train", "another", or nothing if no word of the path names a split."""
-    for word in reversed(re.split(r"[^a-z]+", path.as_posix().lower())):
-        if word in TRAINING:
-            return "train"
-        if word in OTHER_SPLITS:
-            return "another"
-    return ""
+def _training_split(names: list[str], folder: Path) -> set[str] | None:
+    """Return the names of the training split by the patterns of `datasets`; None if they match no split.
+
+    Raises ConfigurationError: they match other splits alone.
+    """
+    from datasets.data_files import ALL_DEFAULT_PATTERNS, DEFAULT_PATTERNS_ALL, SPLIT_PATTERN_SHARDED
+    from fsspec.utils import glob_translate
+
+    shards = {split: [SPLIT_PATTERN_SHARDED.format(split=split)] for split in ("train", "*")}
+    for patterns_by_split in (shards, *ALL_DEFAULT_PATTERNS):
+        if patterns_by_split == DEFAULT_PATTERNS_ALL:  # for names that tell no split
+            continue
+        matches = {}
+        for split, patterns in patterns_by_split.items():
+            expressions = [re.compile(glob_translate(pattern)) for pattern in patterns]
+            matches[str(split)] = {name for name in names if any(e.fullmatch(name) for e in expressions)}
+        if matches.get("train"):
+            return matches["train"]
+        others = ", ".join(sorted(set().union(*matches.values()))[:5])
+        if others:
+            raise refusal(f"{folder} has files of other splits than train alone: {others}. Name the file to train on.")
+    return None
 
 
 def is_data_set(folder: Path) -> bool:

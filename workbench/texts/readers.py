@@ -1,16 +1,15 @@
 """The meaning of a text's name: its place, and the kind of its rows.
 
-A name is a path, with options after a colon: `novel.txt`, `old.txt:encoding=latin-1`, `reviews.csv:body` (the column),
-`reviews.csv:column=body,encoding=cp1252`. Or it is a data set of the Hugging Face hub: `user/set:test` is a split,
-`user/set:train[:10%]` a part of one. A folder that is a clone of a data set has such options too. Every error names the
-file, the line or row, and a cure. `files` reads a file; `formats` recognises conversations.
+A name is a path, with options after a colon: `novel.txt`, `old.txt:encoding=latin-1`, `reviews.csv:text=body` (the
+column), `rows.jsonl:prompt=question,completion=answer`. Or it is a dataset of the Hugging Face hub: `user/set:test` is
+a split, `user/set:train[:10%]` a part of one. A folder that is a clone of a dataset has such options too. Every error
+names the file, the line or row, and a cure. `files` reads a file; `formats` has the contract of the columns.
 """
 
 import codecs
 import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,11 +20,19 @@ from workbench.base.hub import ADDRESS, address_of
 from workbench.texts import formats
 from workbench.texts.chat import ANSWERS, LOSSES
 from workbench.texts.download import data_set_files
-from workbench.texts.faults import refusal
-from workbench.texts.files import FILES, OBJECTS, PLAIN, TABLES, kind_of, notes_on_form, open_file
-from workbench.texts.folders import is_data_set, load_data_set
+from workbench.texts.faults import refusal, refuse_unreadable
+from workbench.texts.files import FILES, OBJECTS, PLAIN, TABLES, kind_of, open_file
+from workbench.texts.folders import LFS, is_data_set, load_data_set
 from workbench.texts.formats import Format
-from workbench.texts.source import KINDS, SURROGATE, LeftOut, TextSource, split_address, split_name
+from workbench.texts.source import (
+    KINDS,
+    SURROGATE,
+    LeftOut,
+    TextSource,
+    missing_column_error,
+    split_address,
+    split_name,
+)
 
 # Other folders import these names from here; some are defined in the files beside this one.
 __all__ = [
@@ -42,7 +49,8 @@ __all__ = [
 
 READ = f"{', '.join(KINDS)}, packed or not (.gz), or a folder"
 HUB = "hub"  # the kind of a text that `datasets` loaded; other kinds are the endings of files
-PAIR = ("prompt", "completion")  # two options that only go together
+# The options that name columns, each by the name that the contract has for it.
+COLUMNS = tuple(dict.fromkeys(name for form in formats.FORMATS for name in form.arguments))
 HUB_ID = re.compile(r"(?=[^@]{1,96}(@|\Z))[A-Za-z0-9][\w.-]*(/[\w.-]+)?(@.+)?", re.ASCII)
 
 
@@ -116,17 +124,22 @@ def _read_options(name: str, options: str, kinds: set[str]) -> dict[str, Any]:
     """Read the options of a name, and check that the kinds of its files have them."""
     allowed: list[str] = []
     if kinds - {*PLAIN}:
-        allowed += ["column", "loss", *PAIR]
+        allowed += [*COLUMNS, "loss"]
     if kinds - {*TABLES, HUB}:
         allowed.append("encoding")
     if HUB in kinds:
         allowed += ["split", "config"]
     values: dict[str, Any] = {}
     for option in options[1:].split(",") if options else []:
+        if not option:
+            raise refusal(f"{name!r}: there is an empty option. Leave the last colon or comma out.")
         key, equals, value = option.partition("=")
-        if not equals:
-            key = "split" if HUB in kinds else "column"
+        if not equals and HUB in kinds:
+            key = "split"
             value = option
+        elif (not equals or key == "column") and "text" in allowed:
+            column = value if equals else option
+            raise refusal(f"{name!r}: name a column by what it holds, such as text={column or 'COLUMN'}.")
         if key not in allowed:
             raise refusal(
                 f"{name!r}: {min(kinds) or 'plain text'} has no {key or 'option without a name'}, "
@@ -157,6 +170,14 @@ def _check_kind(path: Path) -> None:
     if not path.is_file() and not path.is_dir():
         what = "not a regular file" if path.exists() else "a link that leads nowhere"
         raise refusal(f"{path} is {what}. Give a file with text in it.")
+    if path.is_file():
+        try:
+            with path.open("rb") as file:
+                is_pointer = file.read(len(LFS)) == LFS
+        except OSError as error:
+            refuse_unreadable(error, path)
+        if is_pointer:
+            raise refusal(f"{path} is a pointer of Git LFS, without the text itself. Run: git lfs pull")
     # A packed table is not read, because it would have to be unpacked as a whole.
     if kind_of(path) not in FILES or (path.suffix.lower() == ".gz" and kind_of(path) in TABLES):
         raise refusal(f"{path} ends in {''.join(path.suffixes[-2:])}, which is not read. Give {READ}.")
@@ -169,75 +190,75 @@ def _check_kind(path: Path) -> None:
 
 
 def _apply_options(source: TextSource, options: dict[str, Any]) -> TextSource:
-    """Apply the options to a text, and choose the kind of its rows.
+    """Apply the options to a source, and choose the format of its examples: the one that is named, or the one whose
+    columns the first file has.
 
-    If no column is named, it is the first kind in `formats.FORMATS` whose columns are in the first file.
+    Raises ConfigurationError: the options name no format, or the columns fit none or more than one.
     """
-    pair = [options.pop(name) for name in PAIR if name in options]
-    is_named = "column" in options
+    named = {name: options.pop(name) for name in COLUMNS if name in options}
     source = replace(source, **options)
+    source.check_begin()
     first = source.first_values()
-    form: Format | None = None
-    if len(pair) == 1 or (pair and is_named):
-        raise refusal(f"{source.name!r}: give both, prompt=COLUMN,completion=COLUMN, or a column alone.")
-    if pair:
-        form = formats.pair_format(*pair)
-    elif not is_named:
-        form = _form_of_rows(source, first)
-    elif formats.is_chat(first.get(source.column)):
-        form = formats.chat_format(source.column)
-    if form:
-        source = replace(source, form=form, loss=source.loss or ANSWERS)
-    elif source.loss:
+    if named:
+        form = _choose_format(source, named)
+        arguments = tuple(named.get(name, "") for name in form.arguments)
+        missing = [column for column in named.values() if column not in first]
+        if first and missing and not (missing == [named.get("input")] and source.has_column(missing[0])):
+            raise missing_column_error(
+                replace(source, arguments=arguments), first, f"{source.name} has no column {missing[0]!r}"
+            )
+    else:
+        form = _format_of(source, first)
+        arguments = form.arguments
+    if form.read is None and source.loss and first:
         raise refusal(f"{source.name!r} has texts, no conversations: of these all counts. Leave loss=… out.")
-    return replace(source, remarks=(*source.remarks, *_remarks_on_columns(source, first, is_named)))
+    loss = (source.loss or ANSWERS) if form.read else ""
+    source = replace(source, form=form, arguments=arguments, loss=loss)
+    return replace(source, remarks=(*source.remarks, *_remarks_on_columns(source, first)))
 
 
-def _form_of_rows(source: TextSource, first: dict[str, Any]) -> Format | None:
-    """Return the kind of the rows, if they are conversations; None: they are texts.
+def _choose_format(source: TextSource, named: dict[str, str]) -> Format:
+    """Return the format that options name. Raises ConfigurationError: they name none, or a part of one."""
+    for form in formats.FORMATS:
+        if {*form.columns} <= named.keys() <= {*form.arguments}:
+            return form
+    formats_known = "; ".join(",".join(f"{name}=…" for name in form.columns) for form in formats.FORMATS)
+    raise refusal(f"{source.name!r}: {', '.join(named)} is no whole format. Give one of these: {formats_known}.")
+
+
+def _format_of(source: TextSource, first: dict[str, Any]) -> Format:
+    """Return the format of the examples.
 
     Args:
         first: the columns with their first values.
 
     Raises:
-        ConfigurationError: the rows are of a kind that cannot be learned from.
+        ConfigurationError: they are of none, of more than one, or of a kind that is not trained on.
     """
-    names = []
-    for name, value in first.items():
-        # A column may have a name that conversations have, and hold a plain text.
-        if name not in formats.CHATS or not isinstance(formats.as_list(value), str):
-            names.append(name)
-    form = formats.recognise(names)
-    if form and form is not formats.TEXT:
-        return form
-    chats = [name for name in names if formats.is_chat(first[name])]
-    if len(chats) == 1 and chats != ["prompt"]:  # a column of prompts has no answers
-        return formats.chat_format(chats[0])
-    for columns, reason in formats.UNUSABLE.items():
-        if set(names).issuperset(columns) and (not form or "text" in columns):
-            raise refusal(f"{source.name} has the columns {', '.join(names)[:300]}: {reason}.")
-    return None
+    if not first:
+        return formats.TEXT
+    for columns, reason in formats.REJECTED.items():
+        if {*columns} <= first.keys():
+            cure = "Give texts or conversations."
+            if "text" in first:
+                cure = f"To train on the texts alone, write {source.address('text=text')}"
+            raise refusal(f"{source.name} has the columns {', '.join(first)[:300]}: {reason}. {cure}")
+    possible = formats.formats_of(first)
+    full = [form for form in possible if all(first[name] not in (None, "", []) for name in form.columns)]
+    if len(full) > 1:
+        addresses = [source.address(form.address(first)) for form in full]
+        raise refusal(
+            f"{source.name} has the columns {', '.join(first)[:300]}, which can be read in {len(full)} ways. Say "
+            f"which: {' or '.join(addresses)}"
+        )
+    if not possible:
+        raise missing_column_error(source, first, f"{source.name} has columns of no format that is read by itself")
+    return [*full, *possible][0]
 
 
-def _remarks_on_columns(source: TextSource, first: dict[str, Any], is_named: bool) -> list[str]:
-    """Return remarks on the columns: the kind that was recognised, and the columns that are not read."""
-    form = source.form
-    remarks = []
-    with suppress(Exception):  # reading the file reports its faults later
-        remarks += notes_on_form(source.files()[0], source.encoding)
-    if form and form.title:
-        remarks.append(form.sentence(first))
-    elif form and form.read is formats.chat and form not in formats.FORMATS and not is_named:
-        remarks.append(f"the column {form.arguments[0]} is read, which holds messages")
-    unread = []
-    for name, value in first.items():
-        # A label with other values than true and false is not KTO's.
-        is_class = name in formats.LABELS and str(value).lower() not in ("true", "false")
-        if is_class or name not in source.columns:
-            unread.append(name)
-    whole = formats.recognise(first.keys() - {"text"})
-    if whole and not form:
-        remarks.append(f"the column {source.column} alone is read, of rows with {' and '.join(whole.required)}")
-    elif unread and (form or {"label", "labels"}.intersection(unread)):
-        remarks.append(f"not read: the columns {', '.join(map(repr, unread[:12]))}")
-    return remarks
+def _remarks_on_columns(source: TextSource, first: dict[str, Any]) -> list[str]:
+    """Return a remark on the columns that are not read."""
+    unread = [repr(name) for name in first if name not in source.columns]
+    if "prompt" in source.form.columns and isinstance(first.get(source.arguments[0]), str) and "tools" in first:
+        unread.append("'tools'")  # they belong to messages, and these are texts
+    return [f"not read: the columns {', '.join(unread[:12])}"] if unread else []

@@ -7,16 +7,16 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from workbench.base.errors import ConfigurationError, in_a_line
+from workbench.base.errors import ConfigurationError, brief, in_a_line
 from workbench.base.hub import ADDRESS
 from workbench.texts import formats
-from workbench.texts.encodings import check_bytes
+from workbench.texts.encodings import check_bytes, encoding_of
 from workbench.texts.faults import refusal, refuse_unreadable
 from workbench.texts.files import (
     OBJECTS,
@@ -37,8 +37,6 @@ CHUNK = 1 << 20  # bytes to check at a time, and characters to read at a time
 KINDS = (".txt", ".md", *OBJECTS, *SEPARATORS, ".parquet")  # the endings of the files in a folder that are read
 SAVED = ("dataset_dict.json", "state.json")  # a folder with one of these was written by `datasets`
 SURROGATE = re.compile(r"[\ud800-\udfff]")
-# A header's field that is a number, a long text or a sentence: it looks as if the first row were taken for the header.
-LOOKS_LIKE_DATA = re.compile(r"\s*[-+]?\d+([.,]\d+)?\s*|(?=.*\s).{50,}|.*[.?!]\s*|(\S+\s+){3,}.*", re.DOTALL)
 FIRST_ROWS = 20  # rows in which the first value of each column is looked for
 BLANK = "blank documents"
 
@@ -53,20 +51,20 @@ class TextSource:
 
     Attributes:
         name: the name that was given, options included.
-        column: the column to read, if the rows are texts.
-        encoding: the encoding of the files.
+        form: the format of the examples.
+        arguments: the columns that stand for `form.arguments`; empty for one that is not there.
+        encoding: the encoding that was named; empty for what each file states, which is UTF-8 without a mark.
         loss: empty for texts. For conversations, what counts: "answers" or "all".
-        form: the kind of conversations, which makes a line of JSON of a row; None for texts.
         downloaded: the Arrow files of a data set that `datasets.load_dataset` loaded with `load_arguments`.
         remarks: sentences about what is read and what not, as far as that is known before the rows are read.
     """
 
     name: str
     path: Path
-    column: str = "text"
-    encoding: str = "utf-8-sig"
+    form: Format = formats.TEXT
+    arguments: tuple[str, ...] = formats.TEXT.columns
+    encoding: str = ""
     loss: str = ""
-    form: Format | None = None
     downloaded: tuple[Path, ...] = ()
     load_arguments: tuple[tuple[str, str | None], ...] = ()
     remarks: tuple[str, ...] = ()
@@ -83,13 +81,18 @@ class TextSource:
             yield from _rows(path, self)
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that are read, if a file has them."""
-        return (*self.form.required, *self.form.beside) if self.form else (self.column,)
+    def required(self) -> tuple[str, ...]:
+        """The columns that every example must have."""
+        return self.arguments[: len(self.form.columns)]
 
-    def present_columns(self) -> list[str]:
-        """Return the columns that are read and that the first file has."""
-        return self.form.present(self.first_values()) if self.form else [self.column]
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read, if a file has them."""
+        return [name for name in (*self.arguments, *self.form.around) if name]
+
+    def encoding_of(self, path: Path) -> str:
+        """Return the encoding of one of the files; empty for a table, which has none."""
+        return "" if kind_of(path) in TABLES else encoding_of(path, self.encoding)
 
     def first_values(self) -> dict[str, Any]:
         """Return the columns of the first file, each with its first value that is not empty, if the first rows have
@@ -99,11 +102,26 @@ class TextSource:
         if kind_of(path) in PLAIN:
             return values
         with suppress(Exception):  # reading the file reports its faults later
-            for _, row in islice(rows_of_file(path, self.encoding), FIRST_ROWS):
+            for _, row in islice(rows_of_file(path, self.encoding_of(path)), FIRST_ROWS):
                 for name, value in row.items():
                     if values.get(name) in (None, "", []):
                         values[name] = value
         return values
+
+    def check_begin(self) -> None:
+        """Raise ConfigurationError if the first file does not begin like a text of its kind and encoding."""
+        path = self.files()[0]
+        if kind_of(path) not in TABLES:
+            with _explain(path):
+                check_bytes(path, self.encoding_of(path), CHUNK, most=CHUNK)
+
+    def has_column(self, column: str) -> bool:
+        """Whether any example has a column. It reads them until one has."""
+        for path in self.files():
+            with _explain(path):
+                if any(column in row for _, row in rows_of_file(path, self.encoding_of(path))):
+                    return True
+        return False
 
     def place_of(self, text: str) -> str:
         """Return the first place, a file and a line or row, where a text stands."""
@@ -113,17 +131,11 @@ class TextSource:
         return self.name
 
     def files(self) -> list[Path]:
-        """Return the files to read: the path itself, what was downloaded, or the files of KINDS in a folder.
+        """Return the files to read: the path itself, what was downloaded, or those in a folder.
 
-        Hidden files are left out. Beside files of other kinds, a .json is taken for their description; beside a
-        training split, other splits are left out.
+        Raises as `training_files` does.
         """
-        if not self.is_folder:
-            return list(self.downloaded or [self.path])
-        files = [path for path in visible_files(self.path) if kind_of(path) in KINDS]
-        # If all files are .json, they are the text itself.
-        files = [path for path in files if kind_of(path) != ".json"] or files
-        return training_files(files, self.path)
+        return training_files(self.path, KINDS) if self.is_folder else list(self.downloaded or [self.path])
 
     @property
     def is_folder(self) -> bool:
@@ -137,6 +149,11 @@ class TextSource:
     def others(self) -> list[Path]:
         """Return the files of a folder that are not read."""
         return sorted(set(visible_files(self.path)) - set(self.files())) if self.is_folder else []
+
+    def address(self, options: str) -> str:
+        """Return the name with more options."""
+        has_options = split_name(self.name)[1] or (self.downloaded and split_address(self.name)[1])
+        return f"{self.name}{',' if has_options else ':'}{options}"
 
     def signature(self) -> Signature:
         """Return names, sizes, times of change and inodes of all files. If they change, so may the text."""
@@ -168,29 +185,38 @@ def _rows(path: Path, source: TextSource) -> Iterator[tuple[str, str]]:
     """Yield the place and the checked text of each row, or of each piece of a plain text."""
     ending = kind_of(path)
     number = 0
-    try:
-        if ending not in TABLES and not check_bytes(path, source.encoding, CHUNK) and ending in PLAIN:
+    with _explain(path):
+        encoding = source.encoding_of(path)
+        if ending not in TABLES and not check_bytes(path, encoding, CHUNK) and ending in PLAIN:
             yield str(path), LeftOut(BLANK)
         elif ending in PLAIN:
-            for piece in pieces_of(path, source.encoding, CHUNK):
+            for piece in pieces_of(path, encoding, CHUNK):
                 yield str(path), _check_text(str(path), piece)
         else:
             most = most_unpacked(path)
             characters = 0
-            for number, row in rows_of_file(path, source.encoding, source.columns):
-                place = f"{path}, {unit_of(path)} {number}"
+            unit = unit_of(path, encoding)
+            for number, row in rows_of_file(path, encoding, source.columns):
+                place = f"{path}, {unit} {number}"
                 text = _check_text(place, _text_of(row, place, source))
                 characters += len(text)
                 # A table names a text once that it has in many rows.
                 if characters > most and path.is_file():
                     raise TooMuchPackedError(path)
                 yield place, text
+    if ending in SEPARATORS and not number:
+        raise refusal(f"{path} is empty: it has no rows below a header. Give a file with a header and rows.")
+
+
+@contextmanager
+def _explain(path: Path) -> Iterator[None]:
+    """Turn any error of the reading of a file into a ConfigurationError."""
+    try:
+        yield
     except ConfigurationError:
         raise
     except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, RuntimeError) as error:
         raise _reading_error(path, error) from None
-    if ending in SEPARATORS and not number:
-        raise refusal(f"{path} is empty: it has no rows below a header. Give a file with a header and rows.")
 
 
 def _reading_error(path: Path, error: Exception) -> ConfigurationError:
@@ -206,12 +232,12 @@ def _reading_error(path: Path, error: Exception) -> ConfigurationError:
 
 def _text_of(row: dict[str, Any], place: str, source: TextSource) -> str:
     """Return the text of a row, or its conversation as one line of JSON, or LeftOut if it has nothing to learn."""
-    for name in source.form.required if source.form else source.columns:
+    for name in source.required:
         if name not in row:
-            raise _missing_column_error(place, name, row, source)
-    if source.form:
+            raise missing_column_error(source, row, f"{place} has no column {name!r}")
+    if source.form.read is not None:
         try:
-            conversation = source.form.read(row, *source.form.arguments)
+            conversation = source.form.read(row, *source.arguments)
         except formats.UnknownRoleError as error:
             raise _unknown_role_error(place, source, str(error)) from None
         except ValueError as error:
@@ -219,11 +245,12 @@ def _text_of(row: dict[str, Any], place: str, source: TextSource) -> str:
         if isinstance(conversation, str):
             return LeftOut(conversation)
         return json.dumps(conversation, ensure_ascii=False, separators=(",", ":"), default=str)
-    text = row[source.column]
+    [column] = source.arguments
+    text = row[column]
     if text is None:
         return LeftOut(formats.NULL)
     if not isinstance(text, str):
-        raise refusal(f"{place}: {source.column!r} holds a {type(text).__name__}, not a text. {_cure_of(text)}")
+        raise refusal(f"{place}: {column!r} holds a {type(text).__name__}, not a text. Name a column of texts.")
     return text if text.strip() else LeftOut(BLANK)
 
 
@@ -238,50 +265,34 @@ def _check_text(place: str, text: str) -> str:
     return text if isinstance(text, LeftOut) else text.replace("\r\n", "\n")
 
 
-def _missing_column_error(place: str, missing: str, row: dict[str, Any], source: TextSource) -> ConfigurationError:
-    """Make the error about a row without a column, with the likeliest cure."""
-    columns = [column[:80] for column in row]
-    ending = kind_of(source.files()[0])
-    # All rows of a table lack the column, so its number is left out; a row of JSON may be the only one.
-    where = place if ending in OBJECTS else place.rpartition(", ")[0]
-    problem = f"{where} has no column {missing!r}; it has {', '.join(columns[:20])}."
-    if ending in SEPARATORS and any(map(LOOKS_LIKE_DATA.fullmatch, columns)):
-        return refusal(
-            f"{problem} These look like a row: is there no header? Write a line with the columns' "
-            f"names above it, such as text{',…' * min(len(columns) - 1, 9)}"
-        )
-    if ending in SEPARATORS and not any(map(str.isascii, columns)):
-        problem += " If these are a row, write the columns' names above it."
-    if re.search(rf"[:=]{re.escape(missing)}(,|\Z)", source.name):
-        return refusal(f"{problem} Name one of these.")
-    if source.form:
-        return refusal(f"{problem} The rows before it have one: complete it, or take it out.")
-    options = split_name(source.name)[1] or (source.downloaded and split_address(source.name)[1])
-    name = f"{source.name}{',' if options else ':'}"
-    if not any(isinstance(value, str) for value in row.values()):
-        return refusal(f"{problem} None holds a text. Write rows with a text, a prompt and a completion, or messages.")
-    if len(row) == 1:
-        return refusal(f"{problem} Name one: {name}column={columns[0]}")
+def missing_column_error(source: TextSource, row: dict[str, Any], problem: str) -> ConfigurationError:
+    """Make the error about examples of none of the formats: their columns, and the addresses to fill in.
+
+    Args:
+        row: the columns, each with a value.
+        problem: the first words of the message.
+    """
+    shown = [f"{name!r:.40} ({brief(value):.40})" for name, value in row.items()]
+    more = f" and {len(shown) - 12} more" if len(shown) > 12 else ""
+    header = ""
+    if kind_of(source.files()[0]) in SEPARATORS:
+        header = " If these are a row, write a line with the columns' names above it."
+    if source.arguments != formats.TEXT.columns:
+        return refusal(f"{problem}. It has: {', '.join(shown[:12])}{more}.{header} Name one of these.")
     return refusal(
-        f"{problem} Name one, if it holds all of the text: {name}column=COLUMN. If a column asks "
-        f"and another answers, name both: {name}prompt=COLUMN,completion=COLUMN"
+        f"{problem}. It has: {', '.join(shown[:12])}{more}.{header} Say what to read: {source.address('text=COLUMN')} "
+        "if one column holds the whole text, or in its place: messages=COLUMN; prompt=COLUMN,completion=COLUMN, which "
+        "are joined as they are; instruction=COLUMN,output=COLUMN, which the chat template writes, with input=COLUMN "
+        "if a third one adds to the question."
     )
-
-
-def _cure_of(value: Any) -> str:
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        return "It is a list of texts: join them into one first, for example with a blank line between."
-    if isinstance(value, list) and all(isinstance(part, int) for part in value):
-        return "It is a list of numbers, perhaps of tokens: give the texts that they were made of."
-    return "Choose another column, or for conversations name it messages."
 
 
 def _unknown_role_error(place: str, source: TextSource, role: str) -> ConfigurationError:
     """Make the error about an unknown role. It lists all roles of the text with the number of their messages."""
     counts = Counter[str]()
     for path in source.files():
-        for _, row in rows_of_file(path, source.encoding, source.columns):
-            counts.update(formats.roles_in(row))
+        for _, row in rows_of_file(path, source.encoding_of(path), source.columns):
+            counts.update(formats.roles_in(row, source.required))
     shown = [f"{name!r:.40} {count:,} times" for name, count in counts.most_common(12)]
     return refusal(
         f"{place}: the role {role!r:.40} is not known, and it would not be learned. The roles of "
