@@ -226,3 +226,41 @@ def test_a_picture_is_a_drawing_of_its_name_that_says_what_is_seen(name):
     assert draw.__name__ == name
     assert draw.__annotations__["return"] in (Drawing, "Drawing")
     assert draw.__doc__
+
+
+# The pictures that a config and numbers are enough for.
+DRAWN = {
+    "batch_rectangle": ((8, 512), (1, 512)),
+    "block_adapters": (8, 16),
+    "checkpointed_blocks": (),
+    "hill_of_a_step": (8, 128),
+    "kept_logits": (8, 128, 4),
+    "key_value_cache": (16, 8),
+    "logits_in_chunks": (1024, 256),
+    "low_rank_update": (8,),
+    "offloaded_step": (8, 128),
+    "optimizer_bytes": (),
+    "prefix_in_front": (16, 128),
+    "shards": (4,),
+    "step_in_parts": (8, 128, 4),
+    "written_out_and_fused": (128,),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_picture_is_drawn_of_gpt2(name):
+    from transformers import GPT2Config
+
+    picture = getattr(pictures, name)(GPT2Config(), *DRAWN[name])
+    assert len(picture.shapes) > 3
+    assert "<svg" in picture._repr_html_()
+
+
+def test_arrows_lead_to_the_host_in_the_forward_pass_and_back_in_the_backward_pass():
+    from transformers import GPT2Config
+
+    layers = 5
+    picture = pictures.offloaded_step(GPT2Config(n_layer=layers), 8, 128)
+    arrows = [shape for shape in picture.shapes if "marker-end" in shape]
+    to_the_host = layers + 2  # AdamW's states pass in the last two instants, to the card and back
+    assert len(arrows) == to_the_host + layers + 2

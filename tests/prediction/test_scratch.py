@@ -63,3 +63,10 @@ def test_what_is_no_reduction_of_floating_point_numbers_takes_nothing_of_its_own
     assert reduction_of(aten.sum.default, (torch.ones(4096, dtype=torch.int64),)) is None
     assert reduction_of(aten.sum.default, (torch.ones(4096, 768),)) is None
     assert reduction_of(aten.sum.dim_IntList, (torch.ones(8, 512, 768), [0, 1])) == Reduction(4096, 768)
+
+
+def test_outputs_that_fill_a_gpu_need_no_buffer():
+    t4 = gpu("t4")
+    blocks = t4.multiprocessors * (t4.multiprocessor.threads // (32 * 4))  # of 32 × 4 threads, as many as run at once
+    assert Reduction(4 * 256, 128 * blocks).bytes_on(t4) == (0, 0)
+    assert min(Reduction(4 * 256 + 1, 128 * blocks).bytes_on(t4)) > 0
