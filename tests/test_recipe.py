@@ -385,7 +385,7 @@ def test_a_later_change_of_what_was_given_changes_no_recipe():
 
 
 def test_the_file_on_the_page_of_recipe_files_is_one(tmp_path):
-    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     (text,) = re.findall("```toml\n(.*?)```", page, flags=re.DOTALL)
     (tmp_path / "recipe.toml").write_text(text, encoding="utf-8")
     recipe = read_recipe(tmp_path / "recipe.toml")

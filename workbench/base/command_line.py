@@ -33,7 +33,7 @@ RETIRED = {
     "try": "Call workbench.side_by_side(recipe, recipe | technique) from Python.",
     "headline": "In a checkout, run tools/headline.py.",
     "pairs": "In a checkout, run tools/pairs.py.",
-    "sweep": "Loop over recipes in Python: docs/data.md has the lines.",
+    "sweep": "Loop over recipes in Python: docs/recipes.md has the lines.",
     "verify": "In a checkout, run tools/verify.py.",
 }
 
