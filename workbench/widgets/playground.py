@@ -159,7 +159,7 @@ class Playground:
             brought = read_settings(settings, self.form.valid())
             self.form.show(brought.recipe)
         except WorkbenchError as error:
-            self.brought.value = alarm(f"{error} Nothing was changed.")
+            self.brought.value = alarm(f"Nothing was changed. {error}")
         else:
             self.brought.value = page("brought", brought=brought)
             self.form.remark_that(f"What is predicted is {brought.without}." if brought.without else "")
