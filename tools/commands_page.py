@@ -22,8 +22,8 @@ TITLE = (
     "nearly right is guessed."
 )
 RECIPE = (
-    "## A recipe\n\n`run`, `predict`, `plan` and `script` take one: a model, [a recipe file](recipes.md#a-recipe-file) or "
-    "[other settings](recipes.md#settings), and over it these settings."
+    "## A recipe\n\n`run`, `predict`, `plan` and `script` take one: a model, [a recipe file](recipes.md#a-recipe-file) "
+    "or [other settings](recipes.md#settings), and over it these settings."
 )
 NAMES_OF_CARDS = ", ".join(GPUS)
 NAMES_OF_TECHNIQUES = ", ".join(REGISTRY)

@@ -20,7 +20,7 @@ from workbench.advise.pairs import EMULATED, MEASURED, matrix, refusals
 from workbench.base.errors import ConfigurationError, OutOfMemoryError, UnavailableError
 from workbench.gpus.emulator import place
 from workbench.journal.record import Record
-from workbench.recipe import Recipe, parse_recipe
+from workbench.recipe import Recipe, parse_recipe, read_recipe
 from workbench.techniques import REGISTRY
 from workbench.techniques import technique as find_technique
 from workbench.training.run import run
@@ -41,7 +41,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--save", type=Path, metavar="FILE.csv", help="write the table there")
     args = parser.parse_args(arguments)
     refuse_several_ranks()
-    recipe = parse_recipe({"model": args.model, "steps": args.steps}, changes=args.set)
+    values = {"steps": args.steps}
+    file = None
+    if args.model.endswith(".toml"):
+        file = read_recipe(args.model)
+    else:
+        values["model"] = args.model
+    recipe = parse_recipe(values, changes=args.set, file=file)
     names = [find_technique(name).name for name in args.technique]
     if not names:
         names = [technique.name for technique in recipe.techniques]
