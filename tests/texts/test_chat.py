@@ -300,6 +300,7 @@ def test_the_collator_takes_labels_where_they_are():
 
 
 @pytest.mark.values
+@pytest.mark.dear
 def test_the_loss_of_a_run_is_that_of_the_answers(recipe, few_chats):
     """Of a single batch, reckoned by hand: the mean over the tokens that count, in whatever micro-batches."""
     recipe = replace(recipe, corpus=few_chats, steps=1)

@@ -19,6 +19,7 @@ def quick_options(model_name, text_file):
     return [model_name, "--set", f"corpus={text_file}", "--set", "sequence_length=16"]
 
 
+@pytest.mark.dear
 def test_singles_and_pairs_are_measured_and_the_matrix_is_symmetric_and_complete(recipe):
     few = pairs(replace(recipe, steps=2), ["gradient_accumulation", "gradient_checkpointing", "lora"], device="cpu")
     assert len(few) == 3 + 3
@@ -74,6 +75,7 @@ def test_one_step_is_not_enough(recipe):
         pairs(replace(recipe, steps=1), ["lora"], device="cpu")
 
 
+@pytest.mark.dear
 def test_it_tries_those_that_are_named(quick_options, capsys):
     module.main([*quick_options, "--technique", "gradient_accumulation", "--technique", "lora"])
     assert capsys.readouterr().out.splitlines()[0].split() == ["gradient_accumulation", "lora"]
