@@ -327,12 +327,12 @@ def test_settings_that_are_pasted_on_the_panel_reach_it_and_nothing_else(page, b
 
     output(page).get_by_text("tokens a step on a").click()
     paste(
-        "base_model: gpt2\nadapter: lora\nlora_r: 4\nsequence_len: 64\nmicro_batch_size: 2\n"
-        "colour: <img src=x onerror=alert(1)>\n"
+        "model_name_or_path: gpt2\nuse_peft: true\nlora_r: 4\nmax_length: 64\nper_device_train_batch_size: 2\n"
+        "lora_modules_to_save: <img src=x onerror=alert(1)>\n"
     )
-    output(page).get_by_text("read as settings of axolotl").wait_for()
+    output(page).get_by_text("read as SFTConfig").wait_for()
     page.locator(f"{HEAD} .wb-alarm", has_text="compute capability").wait_for()  # of T4, which has no bf16
-    output(page).get_by_text("colour: <img src=x onerror=alert(1)>").wait_for()
+    output(page).get_by_text("lora_modules_to_save: <img src=x onerror=alert(1)>").wait_for()
     assert output(page).get_by_label("LoRA", exact=True).is_checked()
     button(page, "Undo").click()
     output(page).get_by_label("LoRA", exact=True).and_(page.locator(":not(:checked)")).wait_for(state="attached")
