@@ -134,6 +134,25 @@ def test_training_arguments_as_transformers_writes_them(tmp_path):
     assert not imported.not_covered
 
 
+def test_what_no_setting_says_of_the_weights_is_assumed_and_said():
+    for text, is_assumed in (
+        ("TrainingArguments(bf16=True)", True),
+        ("SFTConfig()", True),
+        ("LoraConfig()", True),
+        ("SFTConfig(model_init_kwargs={'dtype': 'bfloat16'})", False),
+        ("max_length: 8", False),  # ModelConfig has a type of its own
+    ):
+        imported = read_settings(text)
+        assert ("weights in fp32" in str(imported)) is bool(imported.assumed) is is_assumed
+
+
+def test_no_secret_is_shown_again():
+    for text in ("TrainingArguments(hub_token='hf_secret')", "max_length: 8\nenv:\n  HF_TOKEN: hf_secret\n"):
+        imported = read_settings(text)
+        assert "hf_secret" not in f"{imported} {imported!r}"
+        assert imported.harmless or imported.not_covered
+
+
 def test_no_device_is_looked_at(monkeypatch):
     from accelerate.state import PartialState
     from transformers import TrainingArguments
@@ -334,6 +353,11 @@ UNUSABLE = [
     ("per_device_train_batch_size: two\noutput_dir: x", "TrainingArguments .* rejects these settings .*'two'"),
     ('{"per_device_train_batch_size": "auto", "output_dir": "x"}', "rejects these settings .*'auto'"),
     ('{"lr_scheduler_type": "cosin", "output_dir": "x"}', "cosin is not a valid SchedulerType"),
+    ("TrainingArguments(max_steps='5')", "these settings cannot be used"),
+    ("TrainingArguments(gradient_accumulation_steps='4')", "these settings cannot be used"),
+    ("LoraConfig(target_modules=[1, 2])", "these settings cannot be used .*expected str"),
+    ("SFTConfig(model_init_kwargs='x')", "these settings cannot be used"),
+    ("SFTConfig(max_length='abc')", "these settings cannot be used .*'abc'"),
     ("TrainingArguments(bf16=True, fp16=True)", "rejects these settings .At most one of fp16 and bf16"),
     ("TrainingArguments(eval_strategy='steps', eval_steps='x')", "rejects these settings"),
     ('{"steps": 5, "stepz": 6}', "recipe has no field 'stepz'.*Did you mean steps"),

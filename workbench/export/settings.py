@@ -78,6 +78,8 @@ OPTIMIZER_KINDS = {
 LOADING = {"dtype", "torch_dtype", "attn_implementation", "device_map", "revision", "trust_remote_code"}
 # The values of LoRA's `init_lora_weights` that draw new numbers and leave the base weights as they are.
 DRAWN = (True, False, "gaussian", "orthogonal")
+WEIGHTS = "weights in fp32, because no setting says their type; for bf16 add the technique pure_bf16"
+SECRETS = ("hub_token", "env")  # These may hold a token, and an answer is printed and stored in notebooks.
 Pairs = list[tuple[str, str]]
 
 
@@ -90,6 +92,7 @@ class ImportedRecipe:
         read: settings that are in the recipe.
         harmless: pairs (setting, why it does not change the memory).
         not_covered: pairs (setting, what it is about).
+        assumed: what the recipe has although no setting says it; empty if there is nothing.
     """
 
     recipe: Recipe
@@ -97,6 +100,7 @@ class ImportedRecipe:
     read: list[str] = field(default_factory=list)
     harmless: Pairs = field(default_factory=list)
     not_covered: Pairs = field(default_factory=list)
+    assumed: str = ""
 
     @property
     def without(self) -> str:
@@ -109,6 +113,7 @@ class ImportedRecipe:
 
     def __str__(self) -> str:
         lines = [f"read as settings of {self.classes or 'the workbench'}", f"  {as_command(self.recipe)}"]
+        lines += [f"  assumed: {self.assumed}"] if self.assumed else []
         lines += [f"  harmless: {setting} ({reason})" for setting, reason in self.harmless]
         lines += [f"  NOT COVERED: {setting} ({about})" for setting, about in self.not_covered]
         return "\n".join(lines)
@@ -152,12 +157,16 @@ def read_settings(text: str, base: Recipe | None = None, form: str = "") -> Impo
             all_settings, of_no_class = read_file(pasted)
         else:
             all_settings = construct_all(pasted)
-        recipe, lacks = translate({settings.name: settings.value for settings in all_settings}, base)
+        # A class checks few types, so that a value of another type may fail only here.
+        with explain_errors("recipe: these settings cannot be used", "Correct the value, or the package named."):
+            recipe, lacks = translate({settings.name: settings.value for settings in all_settings}, base)
     stated = [settings for settings in all_settings if settings.stated] or all_settings[:1]
     imported = ImportedRecipe(recipe, ", ".join(name_with_version(settings.name) for settings in stated))
     imported.not_covered += of_no_class
     for settings in all_settings:
         answer_each(settings, lacks, imported)
+    if not any(says_weights(settings.value) for settings in all_settings):
+        imported.assumed = WEIGHTS
     return imported
 
 
@@ -305,7 +314,9 @@ def without_several_gpus(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def show_setting(name: str, value: Any) -> str:
-    """Return a setting as YAML writes it, cut at 90 characters."""
+    """Return a setting as YAML writes it, cut at 90 characters, or without its value if that may be a secret."""
+    if name in SECRETS:
+        return f"{name}: …"
     return f"{name}: {value if isinstance(value, str) else json.dumps(value, default=str):.90}"
 
 
@@ -316,8 +327,7 @@ def answer_each(settings: ClassSettings, lacks: Mapping[str, str], imported: Imp
     """Give each stated field its answer, and put those that a recipe takes as they are into its arguments.
 
     Args:
-        lacks: fields whose values are not covered, each with what it is about. A field that nobody stated is named
-            with its default.
+        lacks: fields whose values are not covered, each with what it is about.
     """
     arguments = dict(imported.recipe.arguments)
     defaults = defaults_of(settings.name)
@@ -401,6 +411,12 @@ def translate_trainer(trainer: Any, recipe: Recipe, lacks: dict[str, str]) -> Re
         multiple = trainer.pad_to_multiple_of or 1
         values["sequence_length"] = -(-int(trainer.max_length) // multiple) * multiple
     return replace(recipe, **values)
+
+
+def says_weights(value: Any) -> bool:
+    """Whether an object of a settings' class says the type of the weights."""
+    loading = getattr(value, "model_init_kwargs", None) or {}
+    return hasattr(value, "dtype") or bool({"dtype", "torch_dtype"} & loading.keys())
 
 
 def translate_precision(trainer: Any, model: Any, lacks: dict[str, str]) -> list[Technique]:
